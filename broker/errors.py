@@ -18,8 +18,8 @@ HeadraceError
 │   └── BrokerDown 503                    Redis does not answer
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
-│   ├── Cancelled 499, QueueTimeout 504, TooManyDeaths 500, EngineFailed 500
-│   └── LogLost 500, LogGap 500           the log cannot be continued without showing wrong text
+│   ├── Cancelled 409, QueueTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   └── LogLost 410, LogGap 500           the log cannot be continued without showing wrong text
 └── ConfigError                           headrace.yaml is wrong; exits with 2
 
 A worker sends `code` and message through the log; `from_failure` builds the same class again in the pod.
@@ -158,7 +158,7 @@ class Cancelled(JobEnded):
     """The request was cancelled."""
 
     code = "cancelled"
-    status = 499
+    status = 409
 
 
 class QueueTimeout(JobEnded):
@@ -184,6 +184,7 @@ class LogLost(JobEnded):
     """Part of this stream was lost by the broker; what was sent so far is right, the rest is gone."""
 
     code = "log_lost"
+    status = 410
 
 
 class LogGap(JobEnded):

@@ -1,6 +1,6 @@
 """Every Redis key of the project, with its type, meaning and expiry; the scripts get the same table.
 
-All keys of one shard share a hash tag, so that a verb is one script on one server. Names are `hr:{<shard>}:<kind>:<id>`.
+Names are `hr:{<shard>}:<kind>:<id>`: all keys of a shard share a hash tag, so that a verb is one script on one server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ KEYS: dict[str, Key] = {
     "held": Key("held:", "set", "<replica>: the jobs whose lease it holds", "kept"),
     "news": Key("news:", "zset", "<replica>: its jobs whose mark, readers or lease changed, by serial", "kept"),
     "idle": Key("idle:", "list", "<model>: replicas that found nothing to do", "kept"),
-    "model": Key("model:", "zset", "<model>: who offers capacity for it, by the time until which that holds", "presence"),
+    "model": Key(
+        "model:", "zset", "<model>: who offers capacity for it, by the time until which that holds", "presence"
+    ),
     "replica": Key("replica:", "hash", "<replica>: model, state, slots, running, pid, host, context", "presence"),
     "replicas": Key("replicas", "zset", "replica ids by the time until which they are present", "presence"),
     "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),

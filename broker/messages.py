@@ -229,10 +229,15 @@ class ReadEntry(Struct, frozen=True):
         return bool(self.events) and isinstance(self.events[-1], Ended)
 
 
+class _RawEntry(Struct, frozen=True, array_like=True):
+    at_ms: int
+    events: list[msgspec.Raw]
+
+
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(Entry)
 _event_decoder = msgspec.msgpack.Decoder(Event)
-_raw_entry_decoder = msgspec.msgpack.Decoder(tuple[int, list[msgspec.Raw]])
+_raw_entry_decoder = msgspec.msgpack.Decoder(_RawEntry)
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _view_decoder = msgspec.msgpack.Decoder(View)
 
@@ -247,8 +252,8 @@ def decode_entry(entry_id: str, data: bytes) -> ReadEntry:
     try:
         entry = _entry_decoder.decode(data)
     except msgspec.ValidationError:
-        at_ms, raws = _raw_entry_decoder.decode(data)
-        return ReadEntry(entry_id, at_ms, [_decode_event(raw) for raw in raws])
+        raw = _raw_entry_decoder.decode(data)
+        return ReadEntry(entry_id, raw.at_ms, [_decode_event(event) for event in raw.events])
     return ReadEntry(entry_id, entry.at_ms, entry.events)  # type: ignore[arg-type]  # list[Event] is read only here
 
 

@@ -69,6 +69,8 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_stop_chars: int = 256
     slow_client_timeout_s: float = 300.0
     """A client that takes nothing for this long is cut off; its job goes on for the grace time."""
+    drain_s: float = 10.0
+    """How long a pod that was told to stop lets its open streams go on."""
 
 
 class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -110,6 +112,8 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     source: WheelFile | None = None
     path: str | None = None
     """A GGUF file on disk, in place of `source`."""
+    system: str | None = None
+    """The system message of a conversation that brings none; None leaves it to the model's own template."""
     context_tokens: int = 2048
     """Per slot: prompt and answer together."""
     threads: int = 1
@@ -127,8 +131,8 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """0 is at once."""
     context_tokens: int = 131_072
     startup_s: float = 0.0
-    script: list[str | bytes] = []
-    """Emit these tokens in place of the oracle's; `<|im_end|>` is a special token."""
+    script: list[str | list[int]] = []
+    """Emit these tokens in place of the oracle's: text, or a list of byte values; `<|im_end|>` is a special token."""
     script_end: str = "eos"
     """How `script` ends: `eos`, `limit`, or `error`."""
 

@@ -24,11 +24,12 @@ redis.call('PEXPIRE', K.job .. job, ttl_ms)
 redis.call('PEXPIRE', K.log .. job, ttl_ms)
 redis.call('SADD', K.models, model)
 redis.call('ZADD', K.deadlines, now + ARGV[9], job)
-if pod ~= '' then
-  redis.call('HSET', K.readers .. job, pod, text(now + ARGV[8]))
+local reading_ms = pod ~= '' and tonumber(ARGV[8]) or 0
+if reading_ms > 0 then
+  redis.call('HSET', K.readers .. job, pod, text(now + reading_ms))
   redis.call('PEXPIRE', K.readers .. job, ttl_ms)
-  if grace_ms >= 0 then redis.call('ZADD', K.unread, now + ARGV[8] + grace_ms, job) end
 end
+if grace_ms >= 0 then redis.call('ZADD', K.unread, now + reading_ms + grace_ms, job) end
 for _, key in ipairs({ K.models, K.deadlines, K.unread }) do keep(key, ttl_ms) end
 enqueue(job, model, band, tag, ttl_ms)
 return { 'admitted', '0-1' }

@@ -33,6 +33,6 @@ end
 redis.call('LREM', K.idle .. model, 0, replica)
 if #claims < wanted then
   redis.call('RPUSH', K.idle .. model, replica)
-  keep(K.idle .. model, 3600000)
+  keep(K.idle .. model, IDLE_TTL_MS)
 end
 return claims

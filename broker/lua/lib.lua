@@ -3,6 +3,7 @@
 
 local TAG = { queued = 0, claimed = 1, started = 2, delta = 3, finished = 4, ended = 5 }
 local BANDS = { 'resume', 'interactive', 'default', 'batch' }
+local IDLE_TTL_MS = 3600000
 
 local function clock()
   local t = redis.call('TIME')

@@ -15,8 +15,7 @@ for _, job in ipairs(overdue(K.leases)) do
   local attempt = redis.call('HGET', K.job .. job, 'attempt')
   if attempt then
     -- a death counts only if the engine had begun: anything after this attempt's Claimed says so
-    local begun = redis.call('EXISTS', K.log .. job) == 1
-      and #redis.call('XRANGE', K.log .. job, attempt .. '-1', attempt .. '-1') > 0
+    local begun = #redis.call('XRANGE', K.log .. job, attempt .. '-1', attempt .. '-1') > 0
     hand_back(job, begun, now)
     counts[1] = counts[1] + 1
   end

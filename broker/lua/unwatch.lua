@@ -11,11 +11,12 @@ for i = 2, #ARGV, 2 do
   if left and f[4] and not f[1] then
     if f[2] then news(f[2], job, f[4]) end
     local grace_ms = tonumber(ARGV[i + 1] ~= '' and ARGV[i + 1] or f[3])
-    if #pods_of(job, now) == 0 and grace_ms >= 0 then
-      redis.call('ZADD', K.unread, now + grace_ms, job)
-      keep(K.unread, f[4])
-      if grace_ms == 0 then
-        redis.call('ZREM', K.unread, job)
+    if #pods_of(job, now) == 0 then
+      redis.call('ZREM', K.unread, job)
+      if grace_ms > 0 then
+        redis.call('ZADD', K.unread, now + grace_ms, job)
+        keep(K.unread, f[4])
+      elseif grace_ms == 0 then
         cancel(job, 'disconnect', now)
         cancelled = cancelled + 1
       end

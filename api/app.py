@@ -1,0 +1,68 @@
+"""The pod as an ASGI application.
+
+No middleware wraps the receive/send pair: a wrapper in between hides that a client has left.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headrace.api import routes
+from headrace.api.formats import BY_NAME
+from headrace.api.pod import Pod
+from headrace.api.relay import retry_after
+from headrace.broker import metrics
+from headrace.broker.errors import BadRequest, HeadraceError, MethodNotAllowed, NotFound
+from headrace.broker.protocol import Broker
+from headrace.broker.settings import Settings
+
+log = logging.getLogger(__name__)
+
+
+def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
+    """One pod. It owns the broker it is given: opened at start-up, closed at shutdown."""
+    pod = Pod(settings, broker, url)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await pod.start()
+        yield
+        await pod.close()
+
+    app = FastAPI(title="headrace", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.pod = pod
+    for router in (routes.openai(pod), routes.streams(pod), routes.operations(pod)):
+        app.include_router(router)
+    app.add_exception_handler(HeadraceError, _on_error)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_bug)
+    return app
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HeadraceError)
+    metrics.REJECTIONS.labels(error.code).inc()
+    # every route so far speaks OpenAI's envelope
+    body = BY_NAME["openai.chat"].error_body(error)
+    headers = dict(retry_after(error))
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(body, error.status, headers=headers, media_type="application/json")
+
+
+async def _on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kinds = {404: NotFound("there is no such address here"), 405: MethodNotAllowed()}
+    return await _on_error(request, kinds.get(error.status_code) or BadRequest(str(error.detail)))
+
+
+async def _on_bug(request: Request, error: Exception) -> Response:
+    log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
+    return await _on_error(request, HeadraceError())

@@ -1,0 +1,85 @@
+"""What a wire format must do: read a request, fold a log into frames, and say errors in its own words.
+
+A format is a fold over the log from its first entry, whoever reads: what a frame says depends on the entries before it
+and on nothing else. So a reader that comes back folds from the start and drops the frames it has, and roles, indexes
+and usage are the same on every pod.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from msgspec import Struct
+
+from headrace.broker.errors import HeadraceError
+from headrace.broker.messages import Band, Prompt, ReadEntry, Sampling, View
+from headrace.broker.settings import ApiSettings
+
+
+class Parsed(Struct, frozen=True):
+    """A request body, checked: the parts of `Job` and `View` that the body decides."""
+
+    model: str
+    prompt: Prompt
+    max_tokens: int | None
+    n: int
+    stop: list[str]
+    sampling: Sampling
+    logprobs: int | None
+    stream: bool
+    include_usage: bool
+    band: Band | None = None
+
+
+class Fold(Protocol):
+    """One reader's pass over one log, as a stream."""
+
+    def feed(self, entry: ReadEntry) -> list[bytes]:
+        """The frames that this entry makes, none or several: JSON without framing, fit to stand on one line.
+
+        The entry that holds `Ended` makes the usage frame if one was asked for, or the format's error frame.
+        """
+        ...
+
+
+class Whole(Protocol):
+    """One reader's pass over one log, for a response in one piece."""
+
+    def feed(self, entry: ReadEntry) -> None: ...
+
+    def body(self) -> bytes:
+        """The response, once the log has ended as `done`."""
+        ...
+
+
+class Format(Protocol):
+    """One wire format. Its name is stored with the job, so that any pod can resume it."""
+
+    name: str
+    media_type: str
+    terminator: bytes
+    """What follows the last frame, framing included; empty where the last frame says it itself."""
+
+    def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
+        """Read a request body, strictly; raises BadRequest with `param` naming the field."""
+        ...
+
+    def fold(self, job_id: str, view: View) -> Fold: ...
+
+    def whole(self, job_id: str, view: View) -> Whole: ...
+
+    def frame(self, position: str, payload: bytes) -> bytes:
+        """Put one frame on the wire; `position` is what a client sends to resume after it."""
+        ...
+
+    def heartbeat(self, note: str) -> bytes:
+        """What keeps an idle connection open between frames; `note` is for people."""
+        ...
+
+    def error_frame(self, error: HeadraceError) -> bytes:
+        """An error after the headers: JSON without framing."""
+        ...
+
+    def error_body(self, error: HeadraceError) -> bytes:
+        """An error in place of the response."""
+        ...

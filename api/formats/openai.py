@@ -1,0 +1,180 @@
+"""What chat and completions share on the way in, and in errors: the common fields, their bounds, the envelope.
+
+Unknown fields are ignored, as OpenAI does, but not those that are known to change the answer and are not supported.
+Bounds and names are those of https://platform.openai.com/docs/api-reference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from headrace.api.formats import sse
+from headrace.api.formats.format import Parsed
+from headrace.broker.errors import BadRequest, HeadraceError, JobEnded
+from headrace.broker.messages import Band, Prompt, Sampling
+from headrace.broker.settings import ApiSettings
+
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+TOKEN_ID_MAX = 2**31 - 1
+MAX_BIASES = 1024
+
+BANDS: Mapping[str, Band] = {"priority": "interactive", "default": "default", "auto": "default", "flex": "batch"}
+"""What each `service_tier` asks for."""
+
+_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("max_tokens", 1, INT64_MAX),
+    ("max_completion_tokens", 1, INT64_MAX),
+    ("temperature", 0, 2),
+    ("top_p", 0, 1),
+    ("frequency_penalty", -2, 2),
+    ("presence_penalty", -2, 2),
+    ("seed", INT64_MIN, INT64_MAX),
+)
+_TOKEN_ID = re.compile(r"[0-9]{1,10}")
+
+
+class StreamOptions(Struct, frozen=True):
+    """What a stream carries beside its text."""
+
+    include_usage: bool | None = None
+
+
+class Request(Struct, frozen=True, kw_only=True):
+    """The fields of both routes. None is what null and an absent field both mean: the default; 0 is a value."""
+
+    model: str
+    n: int | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: dict[str, float] | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    service_tier: str | None = None
+
+
+def parsed(request: Request, prompt: Prompt, logprobs: int | None, limits: ApiSettings) -> Parsed:
+    """Check the common fields and put them together with those of the route; raises BadRequest.
+
+    `max_completion_tokens` wins over `max_tokens`; a limit beyond the context is the worker's to clamp.
+    """
+    if not request.model:
+        raise BadRequest("model must not be empty.", param="model")
+    for name, low, high in _RANGES:
+        check_range(request, name, low, high)
+    check_range(request, "n", 1, limits.max_choices)
+    return Parsed(
+        model=request.model,
+        prompt=prompt,
+        max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
+        n=1 if request.n is None else request.n,
+        stop=_stop(request.stop, limits),
+        sampling=_sampling(request),
+        logprobs=logprobs,
+        stream=bool(request.stream),
+        include_usage=_include_usage(request),
+        band=_band(request.service_tier),
+    )
+
+
+def check_range(request: Request, name: str, low: float, high: float) -> None:
+    """Refuse a number outside of its bounds. It is not repeated in the message: it may have thousands of digits."""
+    value = getattr(request, name)
+    if value is not None and not low <= value <= high:
+        raise BadRequest(f"{name} must be from {low} to {high}.", param=name)
+
+
+def check_supported(request: Request, allowed: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse fields that would change the answer and cannot be honoured; `allowed` says which values change nothing."""
+    for name, harmless in allowed.items():
+        value = getattr(request, name)
+        if value is not None and value not in harmless:
+            raise BadRequest(f"{name} is not supported by this server.", param=name)
+
+
+def _stop(stop: str | list[str] | None, limits: ApiSettings) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if len(stops) > limits.max_stops:
+        raise BadRequest(f"stop must have at most {limits.max_stops} strings.", param="stop")
+    if not all(1 <= len(each) <= limits.max_stop_chars for each in stops):
+        raise BadRequest(f"A stop string must have from 1 to {limits.max_stop_chars} characters.", param="stop")
+    return stops
+
+
+def _sampling(request: Request) -> Sampling:
+    return Sampling(
+        temperature=request.temperature or None,
+        top_p=request.top_p,
+        seed=request.seed,
+        frequency_penalty=request.frequency_penalty,
+        presence_penalty=request.presence_penalty,
+        logit_bias=_logit_bias(request.logit_bias or {}) or None,
+    )
+
+
+def _logit_bias(biases: dict[str, float]) -> dict[int, float]:
+    if len(biases) > MAX_BIASES:
+        raise BadRequest(f"logit_bias must have at most {MAX_BIASES} entries.", param="logit_bias")
+    for key, value in biases.items():
+        if not _TOKEN_ID.fullmatch(key) or int(key) > TOKEN_ID_MAX:
+            raise BadRequest("The keys of logit_bias must be token ids.", param="logit_bias")
+        if not -100 <= value <= 100:
+            raise BadRequest("The values of logit_bias must be from -100 to 100.", param="logit_bias")
+    return {int(key): value for key, value in biases.items()}
+
+
+def _include_usage(request: Request) -> bool:
+    if request.stream_options is None:
+        return False
+    if not request.stream:
+        raise BadRequest("stream_options is only allowed when stream is true.", param="stream_options")
+    return bool(request.stream_options.include_usage)
+
+
+def _band(tier: str | None) -> Band | None:
+    if tier is None:
+        return None
+    if tier not in BANDS:
+        raise BadRequest(f"service_tier must be one of {', '.join(BANDS)}.", param="service_tier")
+    return BANDS[tier]
+
+
+def envelope(error: HeadraceError) -> bytes:
+    """An error as OpenAI says it, in place of a response or in a stream."""
+    kind = {"message": error.message, "type": _type(error), "param": error.param, "code": error.code}
+    return sse.encode({"error": kind})
+
+
+def _type(error: HeadraceError) -> str:
+    """OpenAI's words: a wrong key is an `invalid_request_error` too; that a job ended is not its reader's mistake."""
+    if error.status == 429:
+        return "rate_limit_error"
+    return "server_error" if error.status >= 500 or isinstance(error, JobEnded) else "invalid_request_error"
+
+
+class OpenAIWire:
+    """How both formats stand on the wire."""
+
+    media_type: str = sse.MEDIA_TYPE
+    terminator: bytes = sse.DONE
+
+    def frame(self, position: str, payload: bytes) -> bytes:
+        return sse.frame(position, payload)
+
+    def heartbeat(self, note: str) -> bytes:
+        return sse.heartbeat(note)
+
+    def error_frame(self, error: HeadraceError) -> bytes:
+        return envelope(error)
+
+    def error_body(self, error: HeadraceError) -> bytes:
+        return envelope(error)

@@ -1,0 +1,38 @@
+"""Server-sent events on the wire, and the JSON that may stand in them: shared by all formats that stream so.
+
+Written by https://html.spec.whatwg.org/multipage/server-sent-events.html, and narrower where a known client is.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+MEDIA_TYPE = "text/event-stream"
+DONE = b"data: [DONE]\n\n"
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode(value: object) -> bytes:
+    """JSON on one line. U+2028, U+2029 and U+0085 are escaped: many line readers split there, and lose the event."""
+    data = _encoder.encode(value)
+    return data if data.isascii() else _escape(data)
+
+
+def _escape(data: bytes) -> bytes:
+    if b"\xe2\x80" in data:
+        data = data.replace(b"\xe2\x80\xa8", rb"\u2028").replace(b"\xe2\x80\xa9", rb"\u2029")
+    return data.replace(b"\xc2\x85", rb"\u0085")
+
+
+def frame(position: str, payload: bytes) -> bytes:
+    """One event; `position` comes back in `Last-Event-ID`."""
+    return b"id: %b\ndata: %b\n\n" % (position.encode(), payload)
+
+
+def heartbeat(note: str) -> bytes:
+    """A comment, to be written between events.
+
+    It ends in one newline: with a blank line after it an official SDK sees an event without data, and breaks.
+    """
+    return b": %b\n" % " ".join(note.split()).encode()

@@ -1,0 +1,134 @@
+"""What a pod has while it runs: the broker, the tail, and a few loops. Nothing in it outlives a request but counters."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from typing import Protocol
+
+from headrace.broker import metrics
+from headrace.broker.errors import BrokerDown, BrokerFull, HeadraceError
+from headrace.broker.protocol import Broker
+from headrace.broker.settings import Settings
+from headrace.broker.tail import Tail
+
+log = logging.getLogger(__name__)
+
+_FULL = 0.8
+"""Share of the broker's memory from which on nothing new is admitted."""
+
+
+class Beating(Protocol):
+    """An open stream, as the pod's beat sees it."""
+
+    is_writing: bool
+    wrote_at: float
+
+    def beat(self, now: float) -> None:
+        """Write a heartbeat if one is due; `now` is monotonic seconds."""
+        ...
+
+
+class Pod:
+    """See the module. `start` returns also while the broker is down: readiness says so until it is there."""
+
+    def __init__(self, settings: Settings, broker: Broker, url: str = "") -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.settings = settings
+        self.broker = broker
+        self.url = url
+        self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
+        self.beats: dict[Beating, asyncio.Task[None]] = {}
+        """The streams that are open here, each with the task that may be cancelled if its client takes nothing."""
+        self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet")
+        """Why this pod cannot admit now, if it cannot."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_open = False
+
+    async def start(self) -> None:
+        await self._check_broker()
+        await self.tail.start()
+        self._tasks = [asyncio.create_task(loop(), name=loop.__name__) for loop in (self._watch_broker, self._reap, self._beat)]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.tail.close()
+        with contextlib.suppress(BrokerDown):
+            await self.broker.absent("pods", self.id, "")
+        await self.broker.close()
+
+    def require_broker(self) -> None:
+        """Raise what keeps this pod from admitting, if anything does."""
+        if self.trouble is not None:
+            raise self.trouble
+
+    async def observe_models(self) -> None:
+        """Set the gauges that come from the broker; called when Prometheus asks."""
+        for model in self.settings.models:
+            stats = await self.broker.stats(model.name)
+            for band, count in stats.waiting.items():
+                metrics.QUEUE_DEPTH.labels(model.name, band).set(count)
+            metrics.QUEUE_OLDEST.labels(model.name).set(stats.oldest_ms / 1000)
+            metrics.RUNNING_JOBS.labels(model.name).set(stats.running)
+        replicas = await self.broker.listing("replicas")
+        for model in self.settings.models:
+            for state in ("starting", "ready", "draining"):
+                found = [r for r in replicas.values() if r["model"] == model.name and r["state"] == state]
+                metrics.REPLICAS.labels(model.name, state).set(len(found))
+
+    async def _watch_broker(self) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(0.8, 1.2))
+            await self._check_broker()
+
+    async def _check_broker(self) -> None:
+        try:
+            if not self._is_open:
+                await self.broker.open()
+                self._is_open = True
+            used = await self.broker.ping()
+            await self.broker.present("pods", self.id, "", self._about())
+        except BrokerDown as error:
+            if self.trouble is None:
+                log.warning("the broker is down: %s", error, extra={"event": "broker_down"})
+            self.trouble = error
+        else:
+            self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
+        metrics.BROKER_UP.set(self.trouble is None)
+
+    def _about(self) -> dict[str, str | int]:
+        return {"host": socket.gethostname(), "pid": os.getpid(), "url": self.url, "streams": len(self.beats)}
+
+    async def _beat(self) -> None:
+        api = self.settings.api
+        while True:
+            await asyncio.sleep(min(1.0, api.heartbeat_s / 4))
+            now = time.monotonic()
+            for stream, task in list(self.beats.items()):
+                if stream.is_writing and now - stream.wrote_at > api.slow_client_timeout_s:
+                    log.info("a client took nothing for too long", extra={"event": "slow_client"})
+                    task.cancel()
+                stream.beat(now)
+
+    async def _reap(self) -> None:
+        """Once a second, but not in the first lease time, so that leases which ran out while the broker was away live."""
+        while True:
+            while self.trouble is not None:
+                await asyncio.sleep(0.5)
+            await asyncio.sleep(self.settings.queue.lease_s)
+            await self._reap_until_trouble()
+
+    async def _reap_until_trouble(self) -> None:
+        while self.trouble is None:
+            for shard in range(self.broker.shards):
+                with contextlib.suppress(BrokerDown):
+                    await self.broker.reap(shard)
+            await asyncio.sleep(random.uniform(0.75, 1.25))

@@ -1,0 +1,279 @@
+"""From a log to a client: the response objects, which speak ASGI directly.
+
+A client that leaves ends its reader, nothing else; what its leaving means for the job, the reading leases say. No timer
+or task exists per token: the pod's beat pokes the streams that are due for a heartbeat.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from headrace.api.formats.format import Format
+from headrace.api.pod import Pod
+from headrace.api.requests import Cut
+from headrace.broker import errors, keys, metrics
+from headrace.broker.errors import BrokerDown, HeadraceError, JobEnded, LogLost
+from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, View
+from headrace.broker.tail import Reader
+
+_PROBE_S = 0.1
+
+
+class ClientGone(HeadraceError):
+    """The client has left."""
+
+    code = "disconnected"
+
+
+class Subject:
+    """What a response is about: a job, as one reader of it sees it."""
+
+    def __init__(self, pod: Pod, job_id: str, view: View, form: Format, route: str, grace_ms: int | None) -> None:
+        self.pod = pod
+        self.job_id = job_id
+        self.view = view
+        self.form = form
+        self.route = route
+        self.grace_ms = grace_ms
+        """What this reader's leaving means, if it said so; None is what was said at admission."""
+        self.started_at = time.monotonic()
+
+    def count(self, outcome: str) -> None:
+        duration_s = time.monotonic() - self.started_at
+        metrics.REQUESTS.labels(self.route, self.view.model, outcome).inc()
+        metrics.REQUEST_DURATION.labels(self.view.model, self.route, outcome).observe(duration_s)
+
+
+class Reply(Response):
+    """What both kinds of response share: they notice that the client leaves, and they leave the log tidily."""
+
+    def __init__(self, subject: Subject, reader: Reader) -> None:
+        super().__init__()
+        self.subject = subject
+        self.reader = reader
+        self.outcome = ClientGone.code
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        subject, gauge = self.subject, metrics.STREAMS_OPEN.labels(self.subject.route)
+        gauge.inc()
+        watcher = asyncio.create_task(self._watch_client(receive), name="watch client")
+        try:
+            await self.respond(scope, send)
+        except ClientGone:
+            pass
+        finally:
+            watcher.cancel()
+            gauge.dec()
+            subject.pod.tail.close_reader(self.reader, subject.grace_ms)
+            subject.count(self.outcome)
+
+    async def respond(self, scope: Scope, send: Send) -> None:
+        raise NotImplementedError
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.reader.fail(ClientGone())
+
+    async def _refuse(self, send: Send, error: HeadraceError) -> None:
+        """The error in place of the response, with its own status."""
+        self.outcome = error.code
+        await self._send_whole(send, error.status, self.subject.form.error_body(error), retry_after(error))
+
+    async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
+        await self._send_start(
+            send, status, {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        )
+        await send({"type": "http.response.body", "body": body})
+
+    async def _send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
+        named = {"x-request-id": self.subject.job_id, **headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
+        await send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+class WholeReply(Reply):
+    """A response in one piece."""
+
+    async def respond(self, scope: Scope, send: Send) -> None:
+        whole = self.subject.form.whole(self.subject.job_id, self.subject.view)
+        try:
+            while True:
+                for entry in await self.reader.read():
+                    whole.feed(entry)
+                    if ended := end_of(entry):
+                        raise_failure(ended)
+                        await self._send_whole(send, 200, whole.body(), {})
+                        self.outcome = "ok"
+                        return
+        except ClientGone:
+            raise
+        except HeadraceError as error:
+            await self._refuse(send, error)
+
+
+class StreamReply(Reply):
+    """A response frame by frame; `cut` is what the client has already."""
+
+    def __init__(self, subject: Subject, reader: Reader, cut: Cut | None) -> None:
+        super().__init__(subject, reader)
+        self.wrote_at = time.monotonic()
+        self.is_writing = False
+        self._fold = subject.form.fold(subject.job_id, subject.view)
+        self._cut = cut
+        self._is_past_cut = cut is None
+        self._has_headers = False
+        self._is_claimed = False
+        self._enqueued_ms = 0
+        self._headers_by = time.monotonic() + subject.pod.settings.api.headers_after_ms / 1000
+
+    async def respond(self, scope: Scope, send: Send) -> None:
+        scope["headrace.half_closed"] = self._probe
+        asyncio.get_running_loop().call_at(self._headers_by, self.reader.poke)
+        beats = self.subject.pod.beats
+        task = asyncio.current_task()
+        assert task is not None
+        beats[self] = task
+        try:
+            await self._stream(send)
+        except ClientGone:
+            raise
+        except HeadraceError as error:
+            await self._fail(send, error)
+        finally:
+            del beats[self]
+
+    def beat(self, now: float) -> None:
+        """Called by the pod about once a second, more often than a heartbeat."""
+        if not self.is_writing and now - self.wrote_at >= self.subject.pod.settings.api.heartbeat_s:
+            self.reader.poke()
+
+    def _probe(self) -> None:
+        """The client has closed its side: two writes tell whether it still reads, since the second one fails if not."""
+        self.wrote_at = self._headers_by = 0.0
+        self.reader.poke()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._probe_again)
+
+    def _probe_again(self) -> None:
+        self.wrote_at = 0.0
+        self.reader.poke()
+
+    async def _stream(self, send: Send) -> None:
+        held: list[ReadEntry] = []
+        while True:
+            entries = await self.reader.read()
+            held += entries
+            if not entries:
+                await self._write_heartbeat(send)
+            elif self._has_headers or any(map(_is_begun, entries)):
+                if await self._write_entries(send, held):
+                    return
+                held = []
+
+    async def _write_entries(self, send: Send, entries: list[ReadEntry]) -> bool:
+        """Fold entries and write their frames at once; True after the end."""
+        ended = end_of(entries[-1])
+        if not self._has_headers and ended:
+            raise_failure(ended)
+        form, frames = self.subject.form, []
+        for entry in entries:
+            self._note(entry)
+            payloads = self._fold.feed(entry)
+            for index in range(self._first_new_frame(entry), len(payloads)):
+                suffix = "" if index == len(payloads) - 1 else f".{index + 1}"
+                frames.append(form.frame(f"{self.subject.job_id}.{entry.id}{suffix}", payloads[index]))
+        if ended:
+            frames.append(form.terminator)
+            self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
+        if self._is_past_cut or ended:
+            await self._write(send, b"".join(frames), is_last=ended is not None)
+            lag_s = time.time() - (self._enqueued_ms + entries[-1].at_ms) / 1000
+            metrics.RELAY_LAG.observe(max(0.0, lag_s))
+        return ended is not None
+
+    def _first_new_frame(self, entry: ReadEntry) -> int:
+        """How many of an entry's frames the client has; raises LogLost if the log passes its position by."""
+        if self._is_past_cut or self._cut is None:
+            return 0
+        metrics.REPLAYED_EVENTS.inc()
+        at = keys.position(entry.id)
+        if at < self._cut.entry:
+            return 1 << 30
+        if at > self._cut.entry:
+            raise LogLost("this position is not in the log any more")
+        self._is_past_cut = True
+        return 1 << 30 if self._cut.frame is None else self._cut.frame
+
+    def _note(self, entry: ReadEntry) -> None:
+        first = entry.events[0] if entry.events else None
+        if isinstance(first, Queued):
+            self._enqueued_ms = first.enqueued_ms
+        elif not self._is_claimed:
+            self._is_claimed = isinstance(first, Claimed)
+
+    async def _write_heartbeat(self, send: Send) -> None:
+        """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
+        now = time.monotonic()
+        if not self._has_headers and now < self._headers_by:
+            return
+        if self._has_headers and now - self.wrote_at < self.subject.pod.settings.api.heartbeat_s:
+            return
+        await self._write(send, self.subject.form.heartbeat(await self._waiting_note()))
+
+    async def _waiting_note(self) -> str:
+        if self._is_claimed:
+            return "working"
+        try:
+            status = await self.subject.pod.broker.status(self.subject.job_id)
+        except BrokerDown:
+            return "the broker is down"
+        return "working" if status is None or status.ahead is None else f"queued, {status.ahead} before this request"
+
+    async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
+        self.is_writing, self.wrote_at = True, time.monotonic()
+        if not self._has_headers:
+            self._has_headers = True
+            headers = {
+                "content-type": self.subject.form.media_type,
+                "cache-control": "no-cache",
+                "x-accel-buffering": "no",
+            }
+            await self._send_start(send, 200, headers)
+        await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+        self.is_writing = False
+        self.wrote_at = time.monotonic()
+
+    async def _fail(self, send: Send, error: HeadraceError) -> None:
+        self.outcome = error.code
+        if not self._has_headers:
+            await self._refuse(send, error)
+            return
+        form = self.subject.form
+        frame = form.frame("", form.error_frame(error))
+        await self._write(send, frame + form.terminator, is_last=True)
+
+
+def end_of(entry: ReadEntry) -> Ended | None:
+    last = entry.events[-1] if entry.events else None
+    return last if isinstance(last, Ended) else None
+
+
+def raise_failure(ended: Ended) -> None:
+    """Raise what a job that did not finish ended with."""
+    if ended.status != "done":
+        failure = ended.error
+        raise errors.from_failure(failure.code, failure.message, failure.param) if failure else JobEnded()
+
+
+def retry_after(error: HeadraceError) -> dict[str, str]:
+    return {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+
+
+def _is_begun(entry: ReadEntry) -> bool:
+    """Does this entry say more than that the job waits or was taken?"""
+    return any(not isinstance(event, Queued | Claimed) for event in entry.events)

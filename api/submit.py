@@ -1,0 +1,116 @@
+"""From a request to a response: authenticate, check, admit, attach. One function for each way in."""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.requests import Request
+
+from headrace.api import auth, requests
+from headrace.api.formats import BY_NAME
+from headrace.api.formats.format import Format, Parsed
+from headrace.api.pod import Pod
+from headrace.api.relay import Reply, StreamReply, Subject, WholeReply
+from headrace.api.requests import Cut
+from headrace.broker import keys, metrics
+from headrace.broker.errors import BadPosition, BadRequest, HeadersTooLarge, JobNotFound, LogLost, ModelNotFound
+from headrace.broker.messages import Job, View
+from headrace.broker.protocol import Admission, JobStatus
+from headrace.broker.settings import KeySettings
+
+log = logging.getLogger(__name__)
+
+
+def caller_of(pod: Pod, request: Request) -> KeySettings:
+    """Check what every route checks before it reads a body."""
+    limit = pod.settings.api.max_header_bytes
+    if sum(len(name) + len(value) for name, value in request.scope["headers"]) > limit:
+        raise HeadersTooLarge(f"the headers are larger than {limit} bytes")
+    return auth.caller(request, pod.settings.keys)
+
+
+async def generate(pod: Pod, request: Request, form: Format) -> Reply:
+    """A route that generates: a new job, or with a position in the request the rest of one that is there."""
+    key = caller_of(pod, request)
+    cut = requests.cut(request, pod.broker.shards)
+    if cut is not None:
+        return await resume(pod, request, cut.job_id, form)
+    parsed = form.parse(await requests.read_body(request, pod.settings.api), pod.settings.api)
+    _require_model(pod, parsed.model)
+    pod.require_broker()
+    default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream else 0
+    grace_ms = requests.grace_ms(request, default_ms=default_ms)
+    job, view = _job(pod, request, form, parsed, key)
+    admitted = await pod.broker.admit(Admission(job, view, pod.id, grace_ms))
+    reader = pod.tail.open(job.id, admitted.last)
+    log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
+    subject = Subject(pod, job.id, view, form, request.url.path, None)
+    return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
+
+
+async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -> StreamReply:
+    """The stream of a job from a position on, or from its start, in its own format or another."""
+    status = await find(pod, request, job_id)
+    form = form or BY_NAME[status.view.format]
+    cut = requests.cut(request, pod.broker.shards)
+    _check_cut(cut, job_id, status, form)
+    reader = await pod.tail.attach(job_id)
+    metrics.RESUMES.labels("ok").inc()
+    log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
+    asked_ms = requests.grace_ms(request, default_ms=-2)
+    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", None if asked_ms == -2 else asked_ms)
+    return StreamReply(subject, reader, cut)
+
+
+async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
+    """The job, if it is the caller's; one of somebody else is not found, like one that is not there."""
+    key = caller_of(pod, request)
+    if not keys.is_job_id(job_id, pod.broker.shards):
+        raise BadRequest("a stream's id is 32 hex digits", param="job")
+    status = await pod.broker.status(job_id)
+    if status is None or status.view.owner != key.owner:
+        raise JobNotFound
+    return status
+
+
+def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) -> None:
+    if cut is None:
+        return
+    if cut.job_id != job_id:
+        raise BadPosition("the position is one of another stream", param="Last-Event-ID")
+    if cut.frame is not None and form.name != status.view.format:
+        raise BadPosition("a position inside an entry is good only in the format it came from", param="Last-Event-ID")
+    if cut.entry > keys.position(status.last or "0-0"):
+        metrics.RESUMES.labels("lost").inc()
+        raise LogLost("this position is later than anything in the log")
+
+
+def _require_model(pod: Pod, name: str) -> None:
+    if all(model.name != name for model in pod.settings.models):
+        metrics.REJECTIONS.labels(ModelNotFound.code).inc()
+        raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+
+
+def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
+    job = Job(
+        keys.new_job_id(pod.broker.shards),
+        parsed.model,
+        parsed.prompt,
+        parsed.max_tokens,
+        parsed.n,
+        parsed.stop,
+        parsed.sampling,
+        parsed.logprobs,
+    )
+    view = View(
+        key.owner,
+        parsed.model,
+        form.name,
+        auth.bounded(requests.band(request) or parsed.band, key.ceiling),
+        parsed.n,
+        parsed.stream,
+        parsed.include_usage,
+        parsed.logprobs is not None,
+        requests.user_request_id(request),
+    )
+    return job, view

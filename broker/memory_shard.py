@@ -1,0 +1,233 @@
+"""One shard of `memory.MemoryBroker`: the verbs of `lua/`, on dicts.
+
+Each method does what the script of its name does, in the same order, so that the two can be read side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+from typing import Literal
+
+from headrace.broker.errors import NoCapacity, QueueFull
+from headrace.broker.keys import position
+from headrace.broker.memory_state import ShardState, StoredJob, is_over, ms, next_id
+from headrace.broker.messages import BANDS, Claimed, Entry, Queued, encode
+from headrace.broker.protocol import (
+    Admission,
+    Admitted,
+    Append,
+    Claim,
+    JobStatus,
+    ModelStats,
+    News,
+    Position,
+    Reaped,
+    Settle,
+    Tick,
+    Written,
+)
+
+Presence = Literal["replicas", "pods", "cluster"]
+CancelState = Literal["waiting", "running", "ended", "unknown"]
+
+
+class MemoryShard(ShardState):
+    """See `ShardState` for what it is given."""
+
+    # -- a job's life ---------------------------------------------------------------------------------------------
+
+    def admit(self, admission: Admission) -> Admitted:
+        job, queue, now = admission.job, self._queue, self._now_ms()
+        if known := self.find(job.id):
+            return Admitted(False, known.last)
+        if not self._is_served(job.model):
+            raise NoCapacity
+        waiting = sum(1 for _ in self._waiting(job.model))
+        if waiting >= queue.max_waiting_jobs:
+            raise QueueFull(f"{waiting} requests wait for this model already", retry_after_s=1)
+        reading_ms = ms(queue.reader_lease_s) if admission.pod else 0
+        stored = StoredJob(
+            admission,
+            tag=self._next_serial(),
+            enqueued_ms=now,
+            expires_ms=now + ms(queue.queue_timeout_s + queue.max_run_s + queue.log_ttl_s),
+            place=None,
+            deadline_ms=now + ms(queue.queue_timeout_s),
+            unread_ms=now + reading_ms + admission.grace_ms if admission.grace_ms >= 0 else None,
+            log=[("0-1", encode(Entry(0, [Queued(now)])))],
+            readers={admission.pod: now + reading_ms} if admission.pod else {},
+        )
+        self._jobs[job.id] = stored
+        self._enqueue(stored, admission.view.band)
+        return Admitted(True, "0-1")
+
+    def claim(self, replica: str, model: str, count: int) -> list[Claim]:
+        now = self._now_ms()
+        best = list(islice(self._waiting(model), count))
+        claims = [self._open(replica, stored, now) for stored in best]
+        idle = self._idle.setdefault(model, [])
+        if replica in idle:
+            idle.remove(replica)
+        if len(claims) < count:
+            idle.append(replica)
+        return claims
+
+    def _open(self, replica: str, stored: StoredJob, now: int) -> Claim:
+        after = stored.last
+        stored.attempt += 1
+        stored.worker, stored.place, stored.deadline_ms = replica, None, None
+        stored.lease_ms = now + ms(self._queue.lease_s)
+        self._append(stored, f"{stored.attempt}-0", Claimed(replica, after))
+        waited_ms = now - stored.enqueued_ms
+        return Claim(stored.admission.job, stored.attempt, after, waited_ms, stored.pods(now))
+
+    def tick(self, replica: str, seen: int, renew: bool, list_held: bool) -> Tick:
+        now, news = self._now_ms(), self._news.setdefault(replica, {})
+        seen = seen if seen <= self._serial else 0
+        for job_id in [job_id for job_id, serial in news.items() if serial <= seen]:
+            del news[job_id]
+        held = [stored for stored in self._live() if stored.worker == replica]
+        if renew:
+            for stored in held:
+                stored.lease_ms = now + ms(self._queue.lease_s)
+        ordered = sorted(news, key=news.__getitem__)
+        changed = [self._news_of(job_id, replica, now) for job_id in ordered]
+        jobs = [stored.admission.job.id for stored in held] if list_held else []
+        return Tick(max(news.values(), default=seen), len(held), changed, jobs)
+
+    def _news_of(self, job_id: str, replica: str, now: int) -> News:
+        stored = self.find(job_id)
+        if stored is None:
+            return News(job_id, None, "", [])
+        attempt = stored.attempt if stored.worker == replica else None
+        return News(job_id, attempt, stored.cancel, stored.pods(now))
+
+    def settle(self, settle: Settle) -> Written:
+        check = self._check_writer(settle.job_id, settle.attempt, settle.last)
+        if check == "ok":
+            stored = self._jobs[settle.job_id]
+            if stored.ended is None:
+                self._finish(stored, next_id(settle.last), settle.data, settle.status)
+        return check
+
+    def release(self, replica: str, job_id: str, attempt: int | None, last: Position | None, is_death: bool) -> Written:
+        stored = self.find(job_id)
+        if stored is None or stored.worker is None:
+            return "gone"
+        if stored.worker != replica:
+            return "stale"
+        if attempt is not None:
+            check = self._check_writer(job_id, attempt, last)
+            if check != "ok":
+                return check
+        self._hand_back(stored, is_death)
+        return "ok"
+
+    def cancel(self, job_id: str, cause: str) -> CancelState:
+        stored = self.find(job_id)
+        if stored is None:
+            return "unknown"
+        if stored.ended:
+            return "ended"
+        if stored.worker is None:
+            self._finish_unrun(stored, "cancelled", "cancelled")
+            return "waiting"
+        if not stored.cancel:
+            stored.cancel = cause
+            self._tell(stored.worker, job_id)
+        return "running"
+
+    # -- readers --------------------------------------------------------------------------------------------------
+
+    def watch(self, pod: str, job_id: str) -> bool:
+        stored, now, lease_ms = self.find(job_id), self._now_ms(), ms(self._queue.reader_lease_s)
+        if stored is None:
+            return False
+        is_new = pod not in stored.readers
+        stored.readers[pod] = now + lease_ms
+        if stored.ended:
+            stored.expires_ms = max(stored.expires_ms, now + ms(self._queue.log_ttl_s))
+            return True
+        if stored.admission.grace_ms >= 0:
+            stored.unread_ms = max(stored.unread_ms or 0, now + lease_ms + stored.admission.grace_ms)
+        if is_new and stored.worker:
+            self._tell(stored.worker, job_id)
+        return True
+
+    def unwatch(self, pod: str, job_id: str, asked_ms: int | None) -> None:
+        stored, now = self.find(job_id), self._now_ms()
+        if stored is None or stored.readers.pop(pod, None) is None or stored.ended:
+            return
+        if stored.worker:
+            self._tell(stored.worker, job_id)
+        if not stored.pods(now):
+            grace_ms = stored.admission.grace_ms if asked_ms is None else asked_ms
+            stored.unread_ms = now + grace_ms if grace_ms > 0 else None
+            if grace_ms == 0:
+                self.cancel(job_id, "disconnect")
+
+    # -- what runs out --------------------------------------------------------------------------------------------
+
+    def reap(self) -> Reaped:
+        now = self._now_ms()
+        leases = [stored for stored in self._live() if is_over(stored.lease_ms, now)]
+        for stored in leases:
+            self._hand_back(stored, is_death=stored.last != f"{stored.attempt}-0")
+        unread = [stored for stored in self._live() if is_over(stored.unread_ms, now)]
+        for stored in unread:
+            stored.unread_ms = None
+            self.cancel(stored.admission.job.id, "unread")
+        late = [stored for stored in self._live() if is_over(stored.deadline_ms, now)]
+        for stored in late:
+            self._finish_unrun(stored, "failed", "timeout")
+        unserved = [stored for stored in self._live() if stored.place and not self._is_served(stored.model)]
+        for stored in unserved:
+            self._finish_unrun(stored, "failed", "no_capacity")
+        return Reaped(len(leases), len(unread), len(late), len(unserved))
+
+    # -- what is there --------------------------------------------------------------------------------------------
+
+    def status(self, job_id: str) -> JobStatus | None:
+        stored = self.find(job_id)
+        if stored is None:
+            return None
+        ahead = list(self._waiting(stored.model)).index(stored) if stored.place else None
+        state = stored.ended or ("waiting" if stored.place else "running")
+        return JobStatus(stored.admission.view, state, stored.last, stored.attempt, ahead, stored.deaths)
+
+    def stats(self, model: str) -> ModelStats:
+        waiting, now = dict.fromkeys(BANDS, 0), self._now_ms()
+        oldest_ms = 0
+        for stored in self._waiting(model):
+            waiting[stored.place or ""] += 1
+            oldest_ms = max(oldest_ms, now - stored.enqueued_ms)
+        running = sum(stored.worker in self._capacity.get(model, {}) for stored in self._live())
+        return ModelStats(waiting, oldest_ms, running)
+
+    def append(self, append: Append) -> Written:
+        stored = self.find(append.job_id)
+        if stored is None:
+            return "gone"
+        if position(append.entry_id) <= position(stored.last):
+            return "stale"
+        stored.log.append((append.entry_id, append.data))
+        return "ok"
+
+    def present(self, kind: Presence, id: str, model: str, about: Mapping[str, str | int]) -> None:
+        until_ms = self._now_ms() + ms(self._queue.lease_s)
+        if model:
+            self._capacity.setdefault(model, {})[id] = until_ms
+        if kind != "cluster":
+            self._present[kind][id] = until_ms, {name: str(value) for name, value in about.items()}
+
+    def absent(self, kind: Presence, id: str, model: str) -> None:
+        self._capacity.get(model, {}).pop(id, None)
+        if id in self._idle.get(model, []):
+            self._idle[model].remove(id)
+        if kind != "cluster":
+            self._present[kind].pop(id, None)
+
+    def listing(self, kind: Literal["replicas", "pods"]) -> dict[str, dict[str, str]]:
+        now = self._now_ms()
+        return {id: about for id, (until_ms, about) in self._present[kind].items() if until_ms > now and about}

@@ -1,0 +1,151 @@
+"""What one shard of `memory.MemoryBroker` holds, and the steps that its verbs share: the counterpart of `lib.lua`.
+
+Times are epoch milliseconds of the clock that the shard is given. Jobs are searched, not indexed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.broker.hints import encode_hint
+from headrace.broker.keys import position
+from headrace.broker.messages import BANDS, Ended, Entry, Event, Failure, Status, encode
+from headrace.broker.protocol import Admission, Append, Position, Written
+from headrace.broker.settings import QueueSettings
+
+
+@dataclass
+class StoredJob:
+    """What Redis holds of one job; a time of None means that the job is not in that list."""
+
+    admission: Admission
+    tag: int
+    enqueued_ms: int
+    expires_ms: int
+    place: str | None
+    deadline_ms: int | None
+    unread_ms: int | None
+    log: list[tuple[Position, bytes]]
+    readers: dict[str, int] = field(default_factory=dict)
+    attempt: int = 0
+    deaths: int = 0
+    worker: str | None = None
+    lease_ms: int | None = None
+    cancel: str = ""
+    ended: Status | None = None
+
+    @property
+    def last(self) -> Position:
+        return self.log[-1][0]
+
+    @property
+    def model(self) -> str:
+        return self.admission.job.model
+
+    def pods(self, now: int) -> list[str]:
+        return [pod for pod, until_ms in self.readers.items() if until_ms > now]
+
+
+class ShardState:
+    """`publish` delivers a message to a `pod` or a `replica` and says whether it was there to hear it."""
+
+    def __init__(
+        self, queue: QueueSettings, now_ms: Callable[[], int], publish: Callable[[str, str, bytes], bool]
+    ) -> None:
+        self._queue = queue
+        self._now_ms = now_ms
+        self.publish = publish
+        self._jobs: dict[str, StoredJob] = {}
+        self._serial = 0
+        self._news: dict[str, dict[str, int]] = {}
+        self._idle: dict[str, list[str]] = {}
+        self._capacity: dict[str, dict[str, int]] = {}
+        self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
+
+    def find(self, job_id: str) -> StoredJob | None:
+        stored = self._jobs.get(job_id)
+        if stored is not None and stored.expires_ms <= self._now_ms():
+            del self._jobs[job_id]
+            return None
+        return stored
+
+    def _live(self) -> list[StoredJob]:
+        return [stored for job_id in list(self._jobs) if (stored := self.find(job_id))]
+
+    def _waiting(self, model: str) -> Iterator[StoredJob]:
+        """The queue of a model, best first."""
+        waiting = [(BANDS.index(s.place), s.tag, s) for s in self._live() if s.place and s.model == model]
+        return (stored for _, _, stored in sorted(waiting, key=lambda row: row[:2]))
+
+    def _is_served(self, model: str) -> bool:
+        return any(until_ms > self._now_ms() for until_ms in self._capacity.get(model, {}).values())
+
+    def _next_serial(self) -> int:
+        self._serial += 1
+        return self._serial
+
+    def _tell(self, replica: str, job_id: str) -> None:
+        self._news.setdefault(replica, {})[job_id] = self._next_serial()
+
+    def _append(self, stored: StoredJob, entry_id: Position, event: Event) -> None:
+        self._append_data(stored, entry_id, encode(Entry(self._now_ms() - stored.enqueued_ms, [event])))
+
+    def _append_data(self, stored: StoredJob, entry_id: Position, data: bytes) -> None:
+        stored.log.append((entry_id, data))
+        message = encode_hint([Append(stored.admission.job.id, entry_id, data)])
+        for pod in stored.pods(self._now_ms()):
+            self.publish("pod", pod, message)
+
+    def _enqueue(self, stored: StoredJob, band: str) -> None:
+        stored.place = band
+        idle = self._idle.get(stored.model, [])
+        while idle and not self.publish("replica", idle.pop(0), b""):
+            pass
+
+    def _finish(self, stored: StoredJob, entry_id: Position, data: bytes, status: Status) -> None:
+        self._append_data(stored, entry_id, data)
+        stored.place = stored.worker = stored.lease_ms = stored.unread_ms = stored.deadline_ms = None
+        stored.cancel, stored.ended = "", status
+        stored.expires_ms = self._now_ms() + ms(self._queue.log_ttl_s)
+
+    def _finish_unrun(self, stored: StoredJob, status: Status, code: str) -> None:
+        if stored.ended is None:
+            stored.attempt += 1
+            entry = Entry(self._now_ms() - stored.enqueued_ms, [Ended(status, Failure(code))])
+            self._finish(stored, f"{stored.attempt}-0", encode(entry), status)
+
+    def _hand_back(self, stored: StoredJob, is_death: bool) -> None:
+        worker, stored.worker, stored.lease_ms = stored.worker, None, None
+        if worker:
+            self._tell(worker, stored.admission.job.id)
+        stored.deaths += is_death
+        if stored.cancel:
+            self._finish_unrun(stored, "cancelled", "cancelled")
+        elif stored.deaths >= self._queue.max_deaths:
+            self._finish_unrun(stored, "failed", "too_many_deaths")
+        else:
+            self._enqueue(stored, "resume")
+
+    def _check_writer(self, job_id: str, attempt: int, last: Position | None) -> Written:
+        stored = self.find(job_id)
+        if stored is None:
+            return "gone"
+        if stored.attempt != attempt:
+            return "stale"
+        if stored.ended:
+            return "ok" if last and stored.last == next_id(last) else "stale"
+        return "ok" if stored.last == last else "behind"
+
+
+def is_over(until_ms: int | None, now: int) -> bool:
+    return until_ms is not None and until_ms <= now
+
+
+def next_id(entry_id: Position) -> Position:
+    attempt, n = position(entry_id)
+    return f"{attempt}-{n + 1}"
+
+
+def ms(seconds: float) -> int:
+    return round(seconds * 1000)

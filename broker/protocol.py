@@ -1,0 +1,235 @@
+"""The seam between the rooms and Redis: every verb of a job's life, and what each is told and answers.
+
+Two classes keep this promise, under one contract suite (`tests/broker/test_contract.py`): `redis_broker.RedisBroker`,
+and `memory.MemoryBroker` for programs and tests without a server. Every verb is safe to repeat. All raise `BrokerDown`
+when the broker cannot be reached or cannot do it now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from headrace.broker.messages import Job, Status, View
+
+Position = str
+"""`<attempt>-<n>`: where an entry stands in its log."""
+
+Written = Literal["ok", "stale", "gone", "behind"]
+"""What became of a write: done; another attempt owns the log; no such job; the log ends elsewhere than told."""
+
+
+class Admission(Struct, frozen=True):
+    """A job on its way in. `pod` becomes its first reader; `grace_ms` -1 means that it runs also if nobody reads."""
+
+    job: Job
+    view: View
+    pod: str | None = None
+    grace_ms: int = -1
+
+
+class Admitted(Struct, frozen=True):
+    """`is_new` False: a job of this id was there already, and nothing was enqueued."""
+
+    is_new: bool
+    last: Position
+
+
+class Claim(Struct, frozen=True):
+    """A job leased to this replica: attempt `attempt` is open, and continues from the entry `after`."""
+
+    job: Job
+    attempt: int
+    after: Position
+    waited_ms: int
+    readers: list[str]
+
+
+class News(Struct, frozen=True):
+    """What changed about a job that this replica ran: `attempt` None says that the lease is gone."""
+
+    job_id: str
+    attempt: int | None
+    cancel: str
+    readers: list[str]
+
+
+class Tick(Struct, frozen=True):
+    """`serial` is to be sent with the next tick; `held` counts this replica's leases; `jobs` lists them if asked."""
+
+    serial: int
+    held: int
+    news: list[News]
+    jobs: list[str]
+
+
+class Append(NamedTuple):
+    """One entry on its way into a log."""
+
+    job_id: str
+    entry_id: Position
+    data: bytes
+
+
+class Settle(NamedTuple):
+    """The terminal entry: it is appended after `last`, which must be the writer's last entry."""
+
+    job_id: str
+    attempt: int
+    last: Position
+    data: bytes
+    status: Status
+
+
+class Hint(NamedTuple):
+    """Entries that the log has acknowledged, for one pod that reads their jobs."""
+
+    pod: str
+    entries: Sequence[Append]
+
+
+class Exchange(Struct, frozen=True):
+    """The answers to one round trip, in the order of what was sent; `deaf` pods have no connection."""
+
+    appends: list[Written]
+    settles: list[Written]
+    deaf: list[str]
+
+
+class Reaped(Struct, frozen=True):
+    """How many jobs each kind of overdue time has moved or ended."""
+
+    leases: int
+    unread: int
+    timeouts: int
+    no_capacity: int
+
+
+class ModelStats(Struct, frozen=True):
+    """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs."""
+
+    waiting: dict[str, int]
+    oldest_ms: int
+    running: int
+
+
+class JobStatus(Struct, frozen=True):
+    """One job now; `ahead` counts the jobs before it in the queue, None if it does not wait."""
+
+    view: View
+    state: Literal["waiting", "running", "done", "cancelled", "failed"]
+    last: Position
+    attempt: int
+    ahead: int | None
+    deaths: int
+
+
+class Lane(Protocol):
+    """A replica's one ordered connection to a shard: what is sent first is done first."""
+
+    async def exchange(self, hints: Sequence[Hint], appends: Sequence[Append], settles: Sequence[Settle]) -> Exchange:
+        """Send all of it at once and wait for the answers; at most one append a job.
+
+        Raises BrokerDown if any answer is not known: the writer then asks each log for its last id.
+        """
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Listener(Protocol):
+    """A subscription; it connects again by itself."""
+
+    async def close(self) -> None: ...
+
+
+class Broker(Protocol):
+    """Redis, or what stands in for it."""
+
+    shards: int
+
+    async def open(self) -> None:
+        """Connect and check the server; raises ConfigError if it would lose logs, BrokerDown if it is not there."""
+        ...
+
+    async def close(self) -> None: ...
+
+    async def ping(self) -> float:
+        """Answer the share of memory in use, 0 to 1 (0 where no limit is set)."""
+        ...
+
+    # -- a job's life ---------------------------------------------------------------------------------------------
+
+    async def admit(self, admission: Admission) -> Admitted:
+        """Store and queue a job; raises QueueFull or NoCapacity, and then nothing is stored."""
+        ...
+
+    async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
+        """Lease up to `count` jobs; fewer enter the replica as idle: it is woken when there is more."""
+        ...
+
+    async def tick(self, shard: int, replica: str, seen: int, *, renew: bool, list_held: bool) -> Tick: ...
+
+    async def release(
+        self, replica: str, job_id: str, attempt: int | None, last: Position | None, *, is_death: bool = False
+    ) -> Written:
+        """Give a job back to the front; `attempt` None is for a lease that the replica did not know it had."""
+        ...
+
+    async def cancel(self, job_id: str, cause: str) -> Literal["waiting", "running", "ended", "unknown"]: ...
+
+    async def watch(self, pod: str, job_ids: Sequence[str]) -> list[bool]:
+        """Open or renew reading leases; False for each job that is not there."""
+        ...
+
+    async def unwatch(self, pod: str, leaving: Mapping[str, int | None]) -> None:
+        """End reading leases, by job: the grace in ms that the reader asked for, None for the job's own."""
+        ...
+
+    async def reap(self, shard: int) -> Reaped: ...
+
+    async def status(self, job_id: str) -> JobStatus | None: ...
+
+    async def stats(self, model: str) -> ModelStats: ...
+
+    # -- the log --------------------------------------------------------------------------------------------------
+
+    def lane(self, shard: int) -> Lane: ...
+
+    async def last_id(self, job_id: str) -> Position | None:
+        """The log's last entry; None if there is no log."""
+        ...
+
+    async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:
+        """Entries from `first` on, `first` included."""
+        ...
+
+    async def read_after(
+        self, shard: int, positions: Mapping[str, Position], count: int
+    ) -> dict[str, list[tuple[Position, bytes]]]:
+        """For many logs of a shard in one round trip: up to `count` entries after each position; silent ones absent."""
+        ...
+
+    # -- who is there ---------------------------------------------------------------------------------------------
+
+    def listen_hints(self, pod: str, on_hint: Callable[[bytes], None], on_gap: Callable[[], None]) -> Listener:
+        """Call `on_hint` with each message for this pod, and `on_gap` after each new connection."""
+        ...
+
+    def listen_wakes(self, replica: str, on_wake: Callable[[int], None]) -> Listener:
+        """Call `on_wake` with the shard that has work, and with every shard after each new connection."""
+        ...
+
+    async def present(
+        self, kind: Literal["replicas", "pods", "cluster"], id: str, model: str, about: Mapping[str, str | int]
+    ) -> None:
+        """Say that a replica, a pod, or a cluster that will start replicas is there; it lapses after `lease_s`."""
+        ...
+
+    async def absent(self, kind: Literal["replicas", "pods", "cluster"], id: str, model: str) -> None: ...
+
+    async def listing(self, kind: Literal["replicas", "pods"]) -> dict[str, dict[str, str]]:
+        """Everything that is present, by id."""
+        ...

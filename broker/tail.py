@@ -1,0 +1,315 @@
+"""The token log, read live: many readers in a pod, over a fixed small number of connections.
+
+The log is the truth, a hint makes it fast. A reader applies a hint only if it follows its position without a gap; else
+it reads the log. Once a second the logs of all silent readers are asked in one round trip a shard, since the last hint
+may have been lost. A reader keeps only a few entries: one whose client is slow falls behind and reads the log later.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from itertools import islice
+from typing import Literal
+
+from headrace.broker import keys, messages
+from headrace.broker.errors import BrokerDown, HeadraceError, JobNotFound, LogGap, LogLost
+from headrace.broker.messages import Claimed, ReadEntry
+from headrace.broker.protocol import Append, Broker, Listener, Position
+from headrace.broker.hints import decode_hint
+
+log = logging.getLogger(__name__)
+
+START = "0-0"
+"""The position before the first entry."""
+
+_PAGE = 256
+_KEEP = 256  # entries that a reader holds for its client before it leaves the rest to the log
+_CHUNK = 512  # readers asked about in one round trip
+
+
+def follow(position: Position, entry: ReadEntry) -> Literal["next", "old", "gap", "lost"]:
+    """How an entry stands to a reader at `position`: see the design's rule for hints and for the log itself."""
+    attempt, n = keys.position(entry.id)
+    own_attempt, own_n = keys.position(position)
+    if (attempt, n) <= (own_attempt, own_n):
+        return "old"
+    if attempt == own_attempt:
+        return "next" if n == own_n + 1 else "gap"
+    first = entry.events[0] if entry.events else None
+    if n != 0:
+        return "gap"
+    if not isinstance(first, Claimed):
+        return "next"
+    after = keys.position(first.after)
+    if after == (own_attempt, own_n):
+        return "next"
+    return "gap" if after > (own_attempt, own_n) else "lost"
+
+
+class Reader:
+    """One client's place in one log."""
+
+    def __init__(self, tail: Tail, job_id: str, position: Position) -> None:
+        self.job_id = job_id
+        self.position = position
+        """The last entry that was taken in; what is kept for the client ends there."""
+        self.is_behind = position == START
+        self.is_silent = True
+        self._tail = tail
+        self._kept: deque[ReadEntry] = deque()
+        self._error: HeadraceError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._is_ended = False
+        self._is_poked = False
+        self._passed_over = START
+        """The last hint that came while the log was being read; the page may have been cut before it."""
+
+    async def read(self) -> list[ReadEntry]:
+        """The next entries, or none if `poke` was called; a log's end is its last, and nothing may be asked for after it.
+
+        Raises LogLost or LogGap when the log cannot be continued, JobNotFound when it was never there.
+        """
+        while True:
+            if self._kept:
+                entries = list(self._kept)
+                self._kept.clear()
+                return entries
+            if self._error is not None:
+                raise self._error
+            if self._is_poked:
+                self._is_poked = False
+                return []
+            if self.is_behind:
+                await self._catch_up()
+                continue
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+
+    def offer(self, entry: ReadEntry) -> None:
+        """Take a hint in, if it is the next entry; any other makes the reader read the log."""
+        self.is_silent = False
+        if self._is_ended:
+            return
+        if self.is_behind:
+            self._passed_over = entry.id
+            return
+        match follow(self.position, entry):
+            case "next" if len(self._kept) < _KEEP and self._is_proven(entry):
+                self._take(entry)
+            case "old":
+                return
+            case _:
+                self.is_behind = True
+        self.wake()
+
+    def poke(self) -> None:
+        """Make `read` answer now, with nothing if there is nothing: it is time for a heartbeat, say."""
+        self._is_poked = True
+        self.wake()
+
+    def fail(self, error: HeadraceError) -> None:
+        """Make `read` raise, once the entries that are here are taken."""
+        if not self._is_ended and self._error is None:
+            self._error = error
+            self.wake()
+
+    @staticmethod
+    def _is_proven(entry: ReadEntry) -> bool:
+        """An end that opens an attempt does not say what it follows; only the log can."""
+        return not entry.id.endswith("-0") or isinstance(entry.events[0], Claimed)
+
+    def _take(self, entry: ReadEntry) -> None:
+        self._kept.append(entry)
+        self.position = entry.id
+        self._is_ended = entry.is_end
+
+    def wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _catch_up(self) -> None:
+        """Read a page of the log from the position on; the position itself comes first and proves that it is there."""
+        try:
+            rows = await self._tail.broker.read(self.job_id, self.position, _PAGE)
+        except BrokerDown:
+            await asyncio.sleep(random.uniform(0.1, 0.3))
+            return
+        if self.position == START:
+            if not rows:
+                raise JobNotFound
+        elif not rows or rows[0][0] != self.position:
+            raise LogLost
+        else:
+            rows = rows[1:]
+        for entry in _decode(rows):
+            self._take_in_order(entry)
+        is_newer = keys.position(self._passed_over) > keys.position(self.position)
+        self.is_behind = not self._is_ended and (len(rows) >= _PAGE - 1 or is_newer)
+
+    def _take_in_order(self, entry: ReadEntry) -> None:
+        match follow(self.position, entry):
+            case "next" if self.position != START or entry.id == "0-1":
+                self._take(entry)
+            case "lost":
+                raise LogLost
+            case _:
+                raise LogGap
+
+
+class Tail:
+    """All readers of a pod. `pod` is its id, new at each start."""
+
+    def __init__(self, broker: Broker, pod: str, reader_lease_s: float) -> None:
+        self.broker = broker
+        self.pod = pod
+        self._lease_s = reader_lease_s
+        self._readers: dict[str, set[Reader]] = {}
+        self._leases = asyncio.Lock()
+        self._leaving: dict[str, int | None] = {}
+        self._leave_now = asyncio.Event()
+        self._listener: Listener | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        self._listener = self.broker.listen_hints(self.pod, self._on_hint, self._on_gap)
+        for loop in (self._renew, self._ask_silent, self._leave):
+            self._tasks.append(asyncio.create_task(_forever(loop), name=f"tail {loop.__name__}"))
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            await self._listener.close()
+
+    @property
+    def readers(self) -> int:
+        return sum(map(len, self._readers.values()))
+
+    def open(self, job_id: str, position: Position) -> Reader:
+        """A reader of a job that this pod has just admitted and is a reader of already."""
+        reader = Reader(self, job_id, position)
+        self._readers.setdefault(job_id, set()).add(reader)
+        self._leaving.pop(job_id, None)
+        return reader
+
+    async def attach(self, job_id: str) -> Reader:
+        """A reader from the first entry on; raises JobNotFound if there is no such job."""
+        reader = self.open(job_id, START)
+        try:
+            async with self._leases:
+                found = await self.broker.watch(self.pod, [job_id])
+        except BaseException:
+            self.close_reader(reader, None)
+            raise
+        if not found[0]:
+            self._forget(reader)
+            raise JobNotFound
+        return reader
+
+    def close_reader(self, reader: Reader, grace_ms: int | None) -> None:
+        """The client left; the pod's reading lease ends with its last reader, within milliseconds."""
+        if self._forget(reader):
+            self._leaving[reader.job_id] = grace_ms
+            self._leave_now.set()
+
+    def _forget(self, reader: Reader) -> bool:
+        """Drop a reader; True if it was the job's last here."""
+        readers = self._readers.get(reader.job_id, set())
+        readers.discard(reader)
+        if readers:
+            return False
+        return self._readers.pop(reader.job_id, None) is not None
+
+    # -- hints ----------------------------------------------------------------------------------------------------
+
+    def _on_hint(self, message: bytes) -> None:
+        for append in decode_hint(message):
+            readers = self._readers.get(append.job_id)
+            if readers:
+                self._offer(readers, append)
+
+    @staticmethod
+    def _offer(readers: Iterable[Reader], append: Append) -> None:
+        entry = messages.decode_entry(append.entry_id, append.data)
+        for reader in readers:
+            reader.offer(entry)
+
+    def _on_gap(self) -> None:
+        """The subscription is new: what was said before it is in the logs."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.is_behind = True
+                reader.wake()
+
+    # -- loops ----------------------------------------------------------------------------------------------------
+
+    async def _leave(self) -> None:
+        await self._leave_now.wait()
+        async with self._leases:
+            self._leave_now.clear()
+            leaving, self._leaving = self._leaving, {}
+            try:
+                if leaving:
+                    await self.broker.unwatch(self.pod, leaving)
+            except BrokerDown:
+                self._leaving = {**leaving, **self._leaving}
+                self._leave_now.set()
+                raise
+
+    async def _renew(self) -> None:
+        await asyncio.sleep(self._lease_s / 3)
+        for job_ids in _chunks(list(self._readers)):
+            async with self._leases:
+                job_ids = [job_id for job_id in job_ids if job_id in self._readers]
+                found = await self.broker.watch(self.pod, job_ids) if job_ids else []
+            for job_id, is_there in zip(job_ids, found, strict=True):
+                if not is_there:
+                    for reader in self._readers.get(job_id, ()):
+                        reader.fail(LogLost())
+
+    async def _ask_silent(self) -> None:
+        await asyncio.sleep(random.uniform(0.8, 1.2))
+        silent: dict[int, dict[str, Position]] = {}
+        for job_id, readers in self._readers.items():
+            for reader in readers:
+                if reader.is_silent and not reader.is_behind:
+                    silent.setdefault(keys.shard_of(job_id), {})[job_id] = reader.position
+                reader.is_silent = True
+        for shard, positions in silent.items():
+            for job_ids in _chunks(list(positions)):
+                await self._ask(shard, {job_id: positions[job_id] for job_id in job_ids})
+
+    async def _ask(self, shard: int, positions: dict[str, Position]) -> None:
+        for job_id, rows in (await self.broker.read_after(shard, positions, _PAGE)).items():
+            for entry_id, data in rows:
+                if readers := self._readers.get(job_id):
+                    self._offer(readers, Append(job_id, entry_id, data))
+
+
+def _decode(rows: Sequence[tuple[Position, bytes]]) -> list[ReadEntry]:
+    return [messages.decode_entry(entry_id, data) for entry_id, data in rows]
+
+
+def _chunks(items: list[str]) -> Iterable[list[str]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, _CHUNK)):
+        yield chunk
+
+
+async def _forever(turn: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await turn()
+        except BrokerDown:
+            await asyncio.sleep(random.uniform(0.2, 0.5))
+        except Exception:  # noqa: BLE001  # the edge of a loop: readers still have the log
+            log.exception("a loop of the tail broke and goes on", extra={"event": "loop_broke"})
+            await asyncio.sleep(1.0)

@@ -1,0 +1,239 @@
+"""The token log, written: each replica has one writer a shard, with one batch in flight.
+
+What engines yield while a batch is under way is the next batch, with at most one entry a job. Only what the log has
+acknowledged is shown: the hints of a batch go out at the head of the next round trip, in order, on the same connection.
+After a break the writer asks each log where it stands, and sends again from there or stops.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from headrace.broker import keys, messages, metrics
+from headrace.broker.errors import BrokerDown
+from headrace.broker.messages import Ended, Entry, Event
+from headrace.broker.protocol import Append, Broker, Hint, Position, Settle, Written
+
+log = logging.getLogger(__name__)
+
+_MUTE_S = 1.0
+_RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+
+
+class Track:
+    """One attempt's place in one log. Events are appended without waiting; `on_lost` is called if it is ours no more."""
+
+    def __init__(
+        self, writer: LogWriter, job_id: str, attempt: int, age_ms: int, readers: Iterable[str], on_lost: Callable[[], None]
+    ) -> None:
+        self.job_id = job_id
+        self.attempt = attempt
+        self.readers = set(readers)
+        self.sent: list[bytes] = []
+        """Entries of this attempt from n = 1 on, kept until it is settled: the log may ask for them again."""
+        self.acked = 0
+        """n of the last entry that the log has acknowledged."""
+        self.pending: list[Event] = []
+        self.ending: Ended | None = None
+        self.settled: asyncio.Future[Written] | None = None
+        self.is_lost = False
+        self.on_lost = on_lost
+        self._writer = writer
+        self._enqueued_at = time.monotonic() - age_ms / 1000
+
+    @property
+    def age_ms(self) -> int:
+        """Milliseconds since the job was enqueued, by the broker's clock at the claim and ours since."""
+        return int((time.monotonic() - self._enqueued_at) * 1000)
+
+    @property
+    def last(self) -> Position:
+        """The last acknowledged entry."""
+        return f"{self.attempt}-{self.acked}"
+
+    @property
+    def is_clear(self) -> bool:
+        """Everything appended so far is acknowledged."""
+        return not self.pending and self.acked == len(self.sent)
+
+    def append(self, events: Iterable[Event]) -> None:
+        if not self.is_lost:
+            self.pending.extend(events)
+            self._writer.wake(self)
+
+    def settle(self, ended: Ended) -> asyncio.Future[Written]:
+        """Append the terminal entry after all others; the answer says whether it is ours that stands."""
+        self.settled = asyncio.get_running_loop().create_future()
+        if self.is_lost:
+            self.settled.set_result("stale")
+        else:
+            self.ending = ended
+            self._writer.wake(self)
+        return self.settled
+
+    def lose(self, how: Written) -> None:
+        """Another attempt owns the log, or it is gone: nothing of this track is written or shown any more."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.pending.clear()
+        if self.settled is not None and not self.settled.done():
+            self.settled.set_result(how)
+        self.on_lost()
+
+
+class LogWriter:
+    """See the module. `run` is the one task that talks to the shard; it ends when it is cancelled."""
+
+    def __init__(self, broker: Broker, shard: int) -> None:
+        self._broker = broker
+        self._lane = broker.lane(shard)
+        self._ready: dict[str, Track] = {}
+        self._hints: dict[str, list[Append]] = {}
+        self._muted: dict[str, float] = {}
+        """Pods that had no connection when they were last told, by the time until which they are told nothing."""
+        self._wake = asyncio.Event()
+        self._tracks: dict[str, Track] = {}
+
+    def open(
+        self, job_id: str, attempt: int, age_ms: int, readers: Iterable[str], on_lost: Callable[[], None]
+    ) -> Track:
+        """Begin to write an attempt whose `<attempt>-0` the claim has appended."""
+        track = self._tracks[job_id] = Track(self, job_id, attempt, age_ms, readers, on_lost)
+        return track
+
+    def close_track(self, track: Track) -> None:
+        if self._tracks.get(track.job_id) is track:
+            del self._tracks[track.job_id]
+        self._ready.pop(track.job_id, None)
+
+    def wake(self, track: Track) -> None:
+        self._ready[track.job_id] = track
+        self._wake.set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self._wake.wait()
+                try:
+                    await self._flush()
+                except BrokerDown as error:
+                    log.warning("append failed, asking the logs: %s", error, extra={"event": "append_failed"})
+                    await self._resync()
+        finally:
+            await self._lane.close()
+
+    async def _flush(self) -> None:
+        tracks, hints = list(self._ready.values()), self._hints
+        self._ready, self._hints = {}, {}
+        self._wake.clear()
+        appends = [self._take(track) for track in tracks if track.pending and not track.is_lost]
+        enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
+        started = time.perf_counter()
+        answers = await self._lane.exchange(
+            [Hint(pod, entries) for pod, entries in hints.items()],
+            appends,
+            [Settle(t.job_id, t.attempt, t.last, _encode_end(t), _ending(t).status) for t in enders],
+        )
+        if appends:
+            metrics.APPEND_SECONDS.observe(time.perf_counter() - started)
+        self._muted = {pod: until for pod, until in self._muted.items() if until > started}
+        self._muted.update(dict.fromkeys(answers.deaf, started + _MUTE_S))
+        for append, written in zip(appends, answers.appends, strict=True):
+            await self._appended(append, written)
+        for track, written in zip(enders, answers.settles, strict=True):
+            await self._settled(track, written)
+
+    def _take(self, track: Track) -> Append:
+        """All that waits for a job becomes its next entry."""
+        data = messages.encode(Entry(track.age_ms, track.pending))
+        track.pending = []
+        track.sent.append(data)
+        return Append(track.job_id, f"{track.attempt}-{len(track.sent)}", data)
+
+    async def _appended(self, append: Append, written: Written) -> None:
+        track = self._tracks.get(append.job_id)
+        if track is None or track.is_lost:
+            return
+        if written != "ok":
+            await self._ask(track)
+            return
+        track.acked = len(track.sent)
+        self._show(track, append)
+        if track.ending is not None or track.pending:
+            self.wake(track)
+
+    async def _settled(self, track: Track, written: Written) -> None:
+        if written == "behind":
+            await self._ask(track)
+        elif written == "ok" and track.settled is not None and not track.settled.done():
+            track.settled.set_result("ok")
+        elif written != "ok":
+            metrics.FENCED_APPENDS.inc()
+            track.lose(written)
+
+    def _show(self, track: Track, append: Append) -> None:
+        for pod in track.readers:
+            if pod not in self._muted:
+                self._hints.setdefault(pod, []).append(append)
+                self._wake.set()
+
+    # -- after a break --------------------------------------------------------------------------------------------
+
+    async def _resync(self) -> None:
+        """Ask every log until the broker answers; the tracks' leases may run out meanwhile, and then they are lost."""
+        for delay_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
+            await asyncio.sleep(delay_s)
+            with contextlib.suppress(BrokerDown):
+                for track in list(self._tracks.values()):
+                    await self._ask(track)
+                return
+
+    async def _ask(self, track: Track) -> None:
+        """Make this track agree with its log: drop what the log has, send again what it has not, or lose it."""
+        last = await self._broker.last_id(track.job_id)
+        if last is None:
+            track.lose("gone")
+            return
+        attempt, n = keys.position(last)
+        if attempt == track.attempt and track.ending is not None and n == len(track.sent) + 1:
+            self.wake(track)  # the settle was done and its answer lost: asking again answers ok
+            return
+        if attempt != track.attempt or n > len(track.sent):
+            metrics.FENCED_APPENDS.inc()
+            log.info("job %s: fenced at %s", track.job_id, last, extra={"event": "fenced"})
+            track.lose("stale")
+            return
+        for index in range(track.acked, n):
+            self._show(track, self._entry(track, index + 1))
+        track.acked = n
+        await self._resend(track)
+        self.wake(track)
+
+    async def _resend(self, track: Track) -> None:
+        while track.acked < len(track.sent):
+            entry = self._entry(track, track.acked + 1)
+            answers = await self._lane.exchange([], [entry], [])
+            if answers.appends != ["ok"]:
+                track.lose(answers.appends[0])
+                return
+            track.acked += 1
+            self._show(track, entry)
+
+    @staticmethod
+    def _entry(track: Track, n: int) -> Append:
+        return Append(track.job_id, f"{track.attempt}-{n}", track.sent[n - 1])
+
+
+def _ending(track: Track) -> Ended:
+    assert track.ending is not None
+    return track.ending
+
+
+def _encode_end(track: Track) -> bytes:
+    return messages.encode(Entry(track.age_ms, [_ending(track)]))

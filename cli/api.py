@@ -1,0 +1,26 @@
+"""`headrace api`: one pod."""
+
+from __future__ import annotations
+
+import socket
+from typing import Annotated
+
+import typer
+
+from headrace.cli import options
+
+
+def command(
+    config: options.Config = None,
+    port: Annotated[int | None, typer.Option(help="The port to listen on; default: api.port.")] = None,
+    fd: Annotated[int | None, typer.Option(hidden=True, help="A bound socket, inherited from `serve`.")] = None,
+) -> None:
+    """Run one API pod. It needs a broker: a running `headrace serve` on the same data folder, or redis.url."""
+    from headrace.api import server
+
+    settings = options.read(config)
+    options.log_to_stderr(settings.log_level)
+    listener = socket.socket(fileno=fd) if fd is not None else server.bind(settings, port or settings.api.port)
+    if fd is None:
+        typer.echo(f"headrace pod on http://{settings.api.host}:{listener.getsockname()[1]}")
+    server.run(settings, options.broker_of(settings), listener)

@@ -1,0 +1,18 @@
+"""`headrace cluster`: the child of `serve` that holds Ray; not for people."""
+
+from __future__ import annotations
+
+import asyncio
+
+from headrace.broker import embedded
+from headrace.cli import options
+
+
+def command(config: options.Config = None) -> None:
+    """Place the models' replicas on a local Ray."""
+    from headrace.cluster import driver
+
+    settings = options.read(config)
+    options.log_to_stderr(settings.log_level)
+    url = settings.redis.url or embedded.url(settings.data_dir)
+    asyncio.run(driver.run(settings, options.broker_of(settings), url))

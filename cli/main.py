@@ -1,0 +1,39 @@
+"""`headrace`: the commands, and what all of them share: reading the configuration, logs, and errors said in one line."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from headrace.broker.errors import ConfigError, HeadraceError
+from headrace.cli import api, cluster, keys, serve, worker
+
+app = typer.Typer(
+    name="headrace",
+    help="Serve language models to many users: every request through a queue, every token through a log.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.command)
+app.command("api")(api.command)
+app.command("worker")(worker.command)
+app.command("cluster", hidden=True)(cluster.command)
+app.add_typer(keys.app, name="keys")
+
+
+def main() -> None:
+    """Run a command; a wrong configuration exits with 2, another error of ours with 1, both without a traceback."""
+    try:
+        app()
+    except ConfigError as error:
+        typer.echo(f"headrace: {error.message}", err=True)
+        sys.exit(2)
+    except HeadraceError as error:
+        typer.echo(f"headrace: {error.message}", err=True)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

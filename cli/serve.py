@@ -1,0 +1,200 @@
+"""`headrace serve`: everything on one machine: the embedded broker, Ray Serve with the models, and pods."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import IO, Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from headrace.broker.embedded import EmbeddedServer
+from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
+from headrace.broker.redis_broker import RedisBroker
+from headrace.broker.settings import Settings
+from headrace.cli import options
+from headrace.cli.supervisor import Child
+
+log = logging.getLogger(__name__)
+
+_POD_PATIENCE_S = 3.0
+
+
+def command(
+    config: options.Config = None,
+    pods: Annotated[int, typer.Option(min=1, max=64, help="How many API pods, on this many ports.")] = 1,
+    port: Annotated[int | None, typer.Option(help="The first pod's port; default: api.port.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every process's log, not only warnings.")] = False,
+) -> None:
+    """Serve the models of headrace.yaml on this machine, and print the URL. Ctrl-C drains and ends everything."""
+    settings = options.read(config)
+    level = settings.log_level if verbose or settings.log_level == "error" else "warning"
+    os.environ.update(HEADRACE_LOG_LEVEL=level, HEADRACE_DATA=str(Path(settings.data_dir).resolve()))
+    options.log_to_stderr(level)
+    asyncio.run(_Serve(settings, config, pods, port or settings.api.port).run())
+
+
+class _Serve:
+    """One running `headrace serve`."""
+
+    def __init__(self, settings: Settings, config: Path | None, pods: int, port: int) -> None:
+        self._settings = settings
+        self._config = config
+        self._ports = range(port, port + pods)
+        self._console = Console(stderr=True)
+        self._models: dict[str, str] = {}
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._children: list[Child] = []
+        self._server: EmbeddedServer | None = None
+
+    async def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
+        # kept open here, so that a pod that is started again finds its clients waiting
+        listeners = [_bind(self._settings, port) for port in self._ports]
+        lock = _lock(self._settings.data_dir)
+        try:
+            with self._console.status("starting the broker") as status:
+                await self._start_broker()
+                self._start_children(listeners)
+                await self._until_ready(status)
+            if not self._stop.is_set():
+                self._say_ready()
+                await self._keep_broker()
+        finally:
+            await self._end()
+            for held in (*listeners, lock):
+                held.close()
+
+    def _on_signal(self) -> None:
+        if self._stop.is_set():
+            self._force.set()
+        self._stop.set()
+
+    async def _start_broker(self) -> None:
+        if self._settings.redis.url is None:
+            self._server = EmbeddedServer(self._settings.data_dir)
+            await self._server.start()
+
+    def _start_children(self, listeners: list[socket.socket]) -> None:
+        config = ["--config", str(self._config.resolve())] if self._config else []
+        self._children = [
+            Child(f"pod {listener.getsockname()[1]}", ["api", "--fd", str(listener.fileno()), *config], [listener.fileno()])
+            for listener in listeners
+        ]
+        self._children.append(Child("cluster", ["cluster", *config], on_line=self._on_cluster_line))
+        for child in self._children:
+            child.start()
+
+    def _on_cluster_line(self, line: bytes) -> None:
+        try:
+            found = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            log.warning("%s", line.decode(errors="replace").rstrip(), extra={"event": "cluster_says"})
+            return
+        self._models[found["model"]] = found["state"]
+        if found["state"] == "failed":
+            self._console.print(f"[red]model {found['model']} failed to start:[/] {found['message']}", highlight=False)
+
+    async def _until_ready(self, status: Status) -> None:
+        """Show what is going on until every pod and model is ready or has failed."""
+        broker = options.broker_of(self._settings)
+        try:
+            while not self._stop.is_set():
+                missing = [model.name for model in self._settings.models if model.name not in self._settled()]
+                pods = await _pods(broker)
+                if not missing and pods >= len(self._ports):
+                    return
+                status.update(await self._progress(broker, missing))
+                await asyncio.sleep(0.1)
+        finally:
+            await broker.close()
+
+    def _settled(self) -> set[str]:
+        return {name for name, state in self._models.items() if state in ("ready", "failed")}
+
+    async def _progress(self, broker: RedisBroker, missing: list[str]) -> str:
+        if not self._models:
+            return "starting Ray Serve"
+        try:
+            replicas = await broker.listing("replicas")
+        except BrokerDown:
+            return "waiting for the broker"
+        parts = [
+            f"{name}: {next((r['progress'] for r in replicas.values() if r['model'] == name), '') or 'starting a replica'}"
+            for name in missing
+        ]
+        return ", ".join(parts) or "starting the pods"
+
+    def _say_ready(self) -> None:
+        ready = [name for name, state in self._models.items() if state == "ready"]
+        if not ready:
+            raise HeadraceError("no model could be started; the messages above say why")
+        host = self._settings.api.host
+        for port in self._ports:
+            typer.echo(f"headrace is ready on http://{host}:{port}")
+        typer.echo(f"models: {', '.join(ready)}    stop with Ctrl-C")
+
+    async def _keep_broker(self) -> None:
+        """Until we are told to stop; an embedded broker that dies is started again on its log."""
+        while not self._stop.is_set():
+            server = self._server
+            if server is None or server.process is None:
+                await self._stop.wait()
+                return
+            ended, stopped = asyncio.ensure_future(server.process.wait()), asyncio.ensure_future(self._stop.wait())
+            await asyncio.wait([ended, stopped], return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            stopped.cancel()
+            if not self._stop.is_set():
+                log.warning("the broker ended, starting it again", extra={"event": "child_ended"})
+                await server.start()
+
+    async def _end(self) -> None:
+        """Replicas drain while pods still relay what they finish; then pods, then the broker."""
+        if self._children:
+            patience_s = self._settings.worker.drain_s + 10
+            self._console.print("draining; Ctrl-C again ends it at once", style="dim")
+            *pods, cluster = self._children
+            await cluster.stop(patience_s, force=self._force)
+            await asyncio.gather(*(pod.stop(_POD_PATIENCE_S, force=self._force) for pod in pods))
+        if self._server is not None:
+            await self._server.stop()
+
+
+def _bind(settings: Settings, port: int) -> socket.socket:
+    from headrace.api import server
+
+    return server.bind(settings, port)
+
+
+def _lock(data_dir: str) -> IO[str]:
+    """One `serve` a data folder, also if the other one's broker is not up yet."""
+    folder = Path(data_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "serve.lock").open("w")
+    except OSError as error:
+        raise ConfigError(f"data_dir: {data_dir!r} cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"data_dir: another headrace serves from {data_dir!r}; stop it, or set HEADRACE_DATA") from None
+    return lock
+
+
+async def _pods(broker: RedisBroker) -> int:
+    try:
+        return len(await broker.listing("pods"))
+    except BrokerDown:
+        return 0

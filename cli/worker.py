@@ -1,0 +1,50 @@
+"""`headrace worker`: one replica, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Annotated
+
+import typer
+
+from headrace.broker.settings import Model, Settings
+from headrace.cli import options
+
+
+def command(
+    config: options.Config = None,
+    model: Annotated[str | None, typer.Option(help="The model to serve; default: the first one.")] = None,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; default: worker.metrics_port.")] = None,
+) -> None:
+    """Run one replica of a model. The first SIGTERM or Ctrl-C drains it, the second hands its jobs back at once."""
+    settings = options.read(config)
+    options.log_to_stderr(settings.log_level)
+    chosen = settings.model(model) if model else settings.models[0]
+    port = settings.worker.metrics_port if metrics_port is None else metrics_port
+    if port:
+        from prometheus_client import start_http_server
+
+        start_http_server(port, settings.api.host)
+    asyncio.run(_run(settings, chosen))
+
+
+async def _run(settings: Settings, model: Model) -> None:
+    from headrace.workers import engines
+    from headrace.workers.worker import Worker
+
+    broker = options.broker_of(settings)
+    await broker.open()
+    worker = Worker(settings, model, broker, engines.make(model, settings.data_dir))
+    loop, drains = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+
+    def stop() -> None:
+        drains.add(loop.create_task(worker.release_all() if drains else worker.drain()))
+
+    await worker.start()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    try:
+        await worker.run()
+    finally:
+        await broker.close()

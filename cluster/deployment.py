@@ -1,0 +1,86 @@
+"""From a model's settings to its Serve application, and from Serve's status back to ours."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from headrace.broker.settings import Model, Settings
+from headrace.cluster.replica import Replica
+
+_HEALTH_PERIOD_S = 1.0
+_SHUTDOWN_MARGIN_S = 5.0
+
+
+class Deployed(Struct, frozen=True):
+    """One model's deployment now. `message` says why it failed, in one line."""
+
+    model: str
+    state: Literal["starting", "ready", "failed"]
+    message: str = ""
+
+
+def deploy(settings: Settings, broker_url: str) -> None:
+    """One Serve application per model; returns at once, Serve starts the replicas."""
+    from ray import serve
+    from ray.serve.api import RunTarget
+
+    plain = msgspec.to_builtins(settings)
+    targets = [
+        RunTarget(_deployment(settings, model).bind(plain, model.name, broker_url), name=model.name, route_prefix=None)
+        for model in settings.models
+    ]
+    serve.run_many(targets, wait_for_applications_running=False)
+
+
+def _deployment(settings: Settings, model: Model) -> Any:
+    from ray import serve
+
+    return serve.deployment(Replica).options(
+        name="replica",
+        num_replicas=model.replicas,
+        max_constructor_retry_count=3,
+        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_timeout_s=10.0,
+        graceful_shutdown_timeout_s=settings.worker.drain_s + _SHUTDOWN_MARGIN_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus},
+    )
+
+
+def deployed() -> list[Deployed]:
+    """What Serve says of each model."""
+    from ray import serve
+
+    found = []
+    for name, application in serve.status().applications.items():
+        message = " ".join(" ".join(each.message.split()) for each in application.deployments.values())
+        match application.status.value:
+            case "RUNNING":
+                found.append(Deployed(name, "ready"))
+            case "DEPLOY_FAILED" | "UNHEALTHY":
+                found.append(Deployed(name, "failed", _reason(message)))
+            case _:
+                found.append(Deployed(name, "starting"))
+    return found
+
+
+def _reason(message: str) -> str:
+    """The last words of Ray's message, which is a traceback with ours at its end."""
+    return message[-300:]
+
+
+def undeploy() -> None:
+    """Take all applications down; the replicas drain meanwhile, see `is_empty`."""
+    from ray.serve.context import _get_global_client
+
+    client: Any = _get_global_client()
+    client.delete_all_apps(blocking=False)
+
+
+def is_empty() -> bool:
+    from ray import serve
+
+    return not serve.status().applications

@@ -1,0 +1,191 @@
+"""What only a server can show: every key expires, no script leaves its shard, and an unfit server is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+
+from headrace.broker import keys, redis_broker, scripts
+from headrace.broker.embedded import EmbeddedServer
+from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
+from headrace.broker.protocol import Broker
+from headrace.broker.redis_broker import RedisBroker
+from headrace.broker.settings import QueueSettings, RedisSettings
+from tests.broker.steps import admit, append, claim, finish, reap, serve, settle, state_of, tick, unknown_id
+from tests.support import an_admission, eventually
+
+
+def connect(url: str, **queue: float) -> RedisBroker:
+    return RedisBroker(url, RedisSettings(), QueueSettings(**queue))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def broker(redis_server: EmbeddedServer, redis_client: redis.Redis) -> AsyncIterator[RedisBroker]:
+    broker = connect(redis_server.url)
+    await broker.open()
+    await serve(broker)
+    yield broker
+    await broker.close()
+
+
+async def every_verb(broker: Broker) -> None:
+    """A workload after which a key of every kind is there."""
+    await broker.present("replicas", "r", "m", {"pid": 1})
+    await broker.present("pods", "p", "", {"pid": 2})
+    await broker.claim(0, "r", "m", 1)
+    cancelled = await admit(broker, band="batch", pod="p", grace_ms=0)
+    await broker.cancel(cancelled, "test")
+    await finish(broker)
+    released = await admit(broker)
+    await claim(broker)
+    await append(broker, released, "1-1")
+    await broker.release("r", released, 1, "1-1")
+    await claim(broker)
+    await broker.watch("p", [released, cancelled, unknown_id()])
+    await tick(broker, renew=True, list_held=True)
+    await broker.cancel(released, "test")
+    left = await admit(broker, band="interactive", pod="p", grace_ms=1000)
+    await broker.unwatch("p", {left: None, cancelled: None})
+    await broker.claim(0, "r", "other", 1)
+    await broker.status(left)
+    await broker.stats("m")
+    await reap(broker)
+    await broker.absent("pods", "nobody", "")
+
+
+def text_of(answer: str | bytes) -> str:
+    return answer.decode() if isinstance(answer, bytes) else answer
+
+
+def infix_of(name: str) -> str:
+    """The kind of a key: what stands after the tag, and what its id begins with left out."""
+    match = re.fullmatch(r"hr:\{0000\}:([a-z]+:?).*", name)
+    assert match, name
+    return match[1]
+
+
+async def test_every_key_has_an_expiry(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    await every_verb(broker)
+    names = [name.decode() for name in redis_client.scan_iter()]
+    assert [name for name in names if redis_client.pttl(name) < 0] == []
+
+
+async def test_every_key_is_in_the_table_with_its_type(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    await every_verb(broker)
+    found = {infix_of(name.decode()): text_of(redis_client.type(name)) for name in redis_client.scan_iter()}
+    listed = {key.infix: key.type.replace("int", "string") for key in keys.KEYS.values() if key.type != "channel"}
+    assert found == listed
+
+
+async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    job_id = await admit(broker, pod="p", grace_ms=1000)
+    until_ms = redis_client.pexpiretime(keys.key("job", 0, job_id))
+    shared = [keys.key(kind, 0) for kind in ("unread", "deadlines", "models", "counter")]
+    shared.append(keys.key("queue", 0, "m:default"))
+    assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
+
+
+async def test_no_script_touches_another_shard(redis_server: EmbeddedServer, redis_client: redis.Redis) -> None:
+    narrow = ["on", ">secret", "~hr:{0000}:*", "&hr:{0000}:*", "+@all"]
+    redis_client.execute_command("ACL", "SETUSER", "narrow", *narrow)  # type: ignore[no-untyped-call]
+    broker = connect(redis_server.url.replace("unix://", "unix://narrow:secret@"))
+    try:
+        await serve(broker)
+        await every_verb(broker)
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            await broker.status("0001" + unknown_id()[4:])
+    finally:
+        await broker.close()
+        redis_client.acl_deluser("narrow")
+
+
+def test_every_script_loads_and_says_what_it_is(redis_client: redis.Redis) -> None:
+    for verb in scripts.VERBS:
+        source = scripts.source(verb)
+        assert source.startswith("#!lua")
+        assert f"-- {verb}: " in source
+        redis_client.script_load(source)
+
+
+async def test_a_server_that_would_evict_logs_is_refused(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    redis_client.config_set("maxmemory-policy", "volatile-lru")
+    with pytest.raises(ConfigError, match="maxmemory-policy is 'volatile-lru'"):
+        await broker.open()
+
+
+async def test_a_server_that_is_too_old_is_refused(broker: RedisBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    for server in redis_broker.SAFE_VERSIONS:
+        monkeypatch.setitem(redis_broker.SAFE_VERSIONS, server, ((99, 0, 1),))
+    with pytest.raises(ConfigError, match=r"too old; run one of 99\.0\.1"):
+        await broker.open()
+
+
+async def test_a_full_server_admits_nothing_and_lets_jobs_end(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    job_id = await admit(broker)
+    await claim(broker)
+    redis_client.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(BrokerFull):
+            await broker.admit(an_admission())
+        with pytest.raises(BrokerDown):
+            await append(broker, job_id, "1-1")
+        assert await settle(broker, job_id, 1, "1-0") == "ok"
+        assert await broker.ping() > 1
+    finally:
+        redis_client.config_set("maxmemory", 0)
+
+
+async def test_without_a_server_every_verb_says_that_the_broker_is_down() -> None:
+    broker = connect("unix:///nowhere/broker.sock")
+    with pytest.raises(BrokerDown):
+        await broker.open()
+    with pytest.raises(BrokerDown):
+        await broker.admit(an_admission())
+    with pytest.raises(BrokerDown):
+        await append(broker, unknown_id(), "1-1")
+    await broker.close()
+
+
+async def test_a_tick_renews_an_overdue_lease_that_is_still_there(
+    broker: RedisBroker, redis_server: EmbeddedServer
+) -> None:
+    hasty = connect(redis_server.url, lease_s=0.0)
+    await admit(broker)
+    await claim(hasty)
+    assert (await tick(broker, renew=True)).held == 1
+    assert (await reap(broker)).leases == 0
+    await hasty.close()
+
+
+async def test_a_replica_learns_of_news_after_the_counter_began_anew(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    for _ in range(3):
+        await finish(broker)
+    redis_client.delete(keys.key("counter", 0))
+    job_id = await admit(broker)
+    await claim(broker)
+    await broker.cancel(job_id, "test")
+    assert [news.cancel for news in (await tick(broker, seen=3)).news] == ["test"]
+
+
+async def test_a_job_that_expired_while_it_ran_is_forgotten_by_its_replica(
+    broker: RedisBroker, redis_server: EmbeddedServer
+) -> None:
+    kept = await admit(broker)
+    await claim(broker)
+    fleeting = connect(redis_server.url, queue_timeout_s=0.3, max_run_s=0.0, log_ttl_s=0.0)
+    expiring = await admit(fleeting)
+    await claim(fleeting)
+
+    async def is_expired() -> bool:
+        return await state_of(broker, expiring) == "unknown"
+
+    await eventually(is_expired)
+    assert sorted((await tick(broker, list_held=True)).jobs) == sorted([kept, expiring])
+    assert await broker.release("r", expiring, None, None) == "gone"
+    assert (await tick(broker, list_held=True)).jobs == [kept]
+    await fleeting.close()

@@ -1,0 +1,31 @@
+"""One Redis server for the whole run."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import redis
+
+from headrace.broker.embedded import EmbeddedServer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[EmbeddedServer]:
+    """The embedded server; its child belongs to a loop of its own, which outlives those of the tests."""
+    with tempfile.TemporaryDirectory(prefix="hr-") as data_dir, asyncio.Runner() as runner:
+        server = EmbeddedServer(data_dir)
+        runner.run(server.start())
+        yield server
+        runner.run(server.stop())
+
+
+@pytest.fixture
+def redis_client(redis_server: EmbeddedServer) -> Iterator[redis.Redis]:
+    """A plain client on an empty server."""
+    with redis.Redis.from_url(redis_server.url, protocol=2) as client:
+        client.flushall()
+        yield client
+        client.config_set("maxmemory-policy", "noeviction")

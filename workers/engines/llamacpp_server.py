@@ -1,0 +1,62 @@
+"""Starts llama.cpp's server inside this process, and proves that it makes tokens."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xllamacpp
+
+from headrace.broker.errors import EngineFailed
+from headrace.broker.messages import Sampling, Tokens
+from headrace.broker.settings import LlamacppModel
+from headrace.workers.engines.gguf_vocab import GgufVocab
+from headrace.workers.engines.llamacpp_wire import StreamReader, request_body
+from headrace.workers.engines.protocol import Generation
+
+WARM_UP_TOKENS = 4
+
+
+def open_server(model: LlamacppModel, path: Path, folder: Path) -> Any:
+    """Load the weights; blocks, and holds the interpreter's lock for as long.
+
+    Its HTTP listener cannot be turned off: it gets a socket in `folder` and a key that nobody knows.
+    """
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.n_parallel = model.slots
+    params.n_ctx = model.slots * model.context_tokens
+    # A shared pool fails every running sequence when one of them fills it.
+    params.kv_unified = False
+    params.n_batch = params.n_ubatch = model.batch_tokens
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = model.threads
+    params.n_gpu_layers = model.gpu_layers
+    params.ctx_shift = False
+    params.fit_params = False
+    params.cache_ram_mib = 0
+    params.verbosity = -1
+    params.ui = params.endpoint_slots = False
+    params.n_threads_http = 1
+    params.hostnames = [str(folder / "llamacpp.sock")]
+    params.api_keys = [secrets.token_hex(16)]
+    try:
+        return xllamacpp.Server(params)
+    except RuntimeError as error:
+        raise EngineFailed(f"llama.cpp cannot load {path} (a broken file, or too little memory)") from error
+
+
+def warm_up(server: Any, vocab: GgufVocab) -> None:
+    """Make a few tokens; raises EngineFailed if they do not come, or not in the shape that this engine reads."""
+    ids = vocab.with_bos(vocab.tokenize("Once upon a time", parse_special=False))
+    generation = Generation(Tokens(ids), ids, [], WARM_UP_TOKENS, 0, Sampling(temperature=0), 1)
+    body = request_body(generation, len(ids) + WARM_UP_TOKENS)
+    chunks: list[bytes] = []
+    server.handle_completions(msgspec.json.encode(body), chunks.append)
+    reader = StreamReader(vocab, WARM_UP_TOKENS, 1)
+    for chunk in chunks:
+        step = reader.read(chunk)
+        if step is not None and step.end is not None:
+            return
+    raise EngineFailed("llama.cpp made no tokens when it was tried")

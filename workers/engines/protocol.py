@@ -1,0 +1,95 @@
+"""The contract between a replica's loop and what makes the tokens.
+
+An engine gives tokens as ids and raw bytes. Text (half characters, stop strings, special tokens) is made in one place,
+`workers/text.py`, so that every engine and every wire format inherits it. Steps are pushed, not awaited: an engine calls
+`emit` on the event loop's thread, once per step and sequence, and no task wakes for a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from msgspec import Struct
+
+from headrace.broker.messages import Prompt, Sampling, TokenLogprob
+
+
+class Token(NamedTuple):
+    """One token: its id in the model's vocabulary, its bytes (maybe part of a character), and whether it is control."""
+
+    id: int
+    piece: bytes
+    is_special: bool = False
+
+
+class Step(NamedTuple):
+    """What one engine step added to one sequence; the last step of a sequence says why it ended.
+
+    `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make.
+    """
+
+    tokens: Sequence[Token]
+    logprobs: Sequence[TokenLogprob] | None = None
+    end: Literal["eos", "limit"] | None = None
+    cached_tokens: int = 0
+    """How many prompt tokens needed no prefill; told with the first step."""
+
+
+class Generation(Struct, frozen=True):
+    """One sequence to be made: a choice of a job.
+
+    `prompt_ids` are the prompt's tokens, `generated` those that an earlier attempt has logged: the engine continues
+    after both, and makes at most `max_tokens` more (None: to the end of the context).
+    """
+
+    prompt: Prompt
+    prompt_ids: list[int]
+    generated: list[int]
+    max_tokens: int | None
+    choice: int
+    sampling: Sampling
+    logprobs: int | None
+
+
+class Capabilities(Struct, frozen=True):
+    """What an engine can do, as data: it goes into the registry."""
+
+    slots: int
+    context_tokens: int
+
+
+class Run(Protocol):
+    """A sequence that is being made."""
+
+    def cancel(self) -> None:
+        """Stop making it, at the engine's next step at the latest; nothing is emitted after this call."""
+        ...
+
+
+class Engine(Protocol):
+    """One loaded model."""
+
+    capabilities: Capabilities
+
+    async def load(self, progress: Callable[[str, float], None]) -> None:
+        """Load the weights and warm up; `progress` gets what is being done and its share from 0 to 1."""
+        ...
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """Render and tokenize; raises BadRequest for what the model cannot take."""
+        ...
+
+    def token(self, token_id: int) -> Token:
+        """The token of an id, as `emit` would give it."""
+        ...
+
+    def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
+        """Begin to make a sequence. `emit` gets its steps, the last with `end` set; or else `fail` is called once."""
+        ...
+
+    async def check_health(self) -> None:
+        """Raise EngineFailed if the engine cannot make tokens any more."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,205 @@
+"""The deterministic engine: token i of a request is a function of the request and i, at a rate that is configured.
+
+It ships with the product. Load tests and demos need no model with it, and because anybody can compute what it must say
+(`oracle`), every token of a stream can be checked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+import zlib
+from collections.abc import Callable
+from typing import Literal
+
+from headrace.broker.errors import ContextLengthExceeded, EngineFailed
+from headrace.broker.messages import Alternative, Chat, Prompt, Text, TokenLogprob
+from headrace.broker.settings import ScriptedModel
+from headrace.workers.engines.protocol import Capabilities, Generation, Step, Token
+
+DEFAULT_TOKENS = 64
+"""How many tokens it makes when no limit is given."""
+
+SPECIAL = "<|im_end|>"
+
+_RESOLUTION_S = 0.001
+_BURST = 32  # tokens per sequence and turn at rate 0, so that the loop still turns
+
+
+def prompt_text(prompt: Prompt) -> str:
+    """What the oracle reads: the last user message, or the prompt."""
+    if isinstance(prompt, Chat):
+        return next((message.content for message in reversed(prompt.messages) if message.role == "user"), "")
+    return prompt.text if isinstance(prompt, Text) else " ".join(map(str, prompt.token_ids))
+
+
+def oracle(text: str, seed: int, choice: int, index: int) -> int:
+    """The id of a token; its text is a space and the id as 8 lower-case hex digits."""
+    return zlib.crc32(f"{text}|{seed}|{choice}|{index}".encode())
+
+
+class _Sequence:
+    """One running sequence: when its next token is due, and how far it is."""
+
+    def __init__(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> None:
+        self.generation = generation
+        self.text = prompt_text(generation.prompt)
+        self.seed = generation.sampling.seed or 0
+        self.index = len(generation.generated)
+        self.emit = emit
+        self.fail = fail
+        self.due = 0.0
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class ScriptedEngine:
+    """See the module and `protocol.Engine`. All sequences share one timer."""
+
+    def __init__(self, model: ScriptedModel) -> None:
+        self._model = model
+        self._script = [part.encode() if isinstance(part, str) else bytes(part) for part in model.script]
+        self._interval_s = 1 / model.tokens_per_s if model.tokens_per_s else 0.0
+        self._due: list[tuple[float, int, _Sequence]] = []
+        self._order = itertools.count()
+        self._timer: asyncio.TimerHandle | None = None
+        self.capabilities = Capabilities(slots=model.slots, context_tokens=model.context_tokens)
+
+    async def load(self, progress: Callable[[str, float], None]) -> None:
+        steps = 20
+        for step in range(steps if self._model.startup_s else 0):
+            progress("loading", step / steps)
+            await asyncio.sleep(self._model.startup_s / steps)
+        progress("loading", 1.0)
+
+    async def encode(self, prompt: Prompt) -> list[int]:
+        """One id for every four bytes, rounded up; the ids say nothing."""
+        if isinstance(prompt, Chat):
+            length = sum(len(message.content.encode()) for message in prompt.messages)
+        else:
+            length = len(prompt.text.encode()) if isinstance(prompt, Text) else 4 * len(prompt.token_ids)
+        tokens = -(-length // 4)
+        if tokens >= self._model.context_tokens:
+            raise ContextLengthExceeded(
+                f"the prompt has {tokens} tokens; this model's context is {self._model.context_tokens}",
+                param="messages" if isinstance(prompt, Chat) else "prompt",
+            )
+        return [0] * tokens
+
+    def token(self, token_id: int) -> Token:
+        if self._script:
+            piece = self._script[token_id]
+            return Token(token_id, piece, piece == SPECIAL.encode())
+        return Token(token_id, b" %08x" % token_id)
+
+    def start(
+        self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]
+    ) -> _Sequence:
+        sequence = _Sequence(generation, emit, fail)
+        prefill_rate = self._model.prefill_tokens_per_s
+        prefill_s = len(generation.prompt_ids) / prefill_rate if prefill_rate else 0.0
+        self._schedule(sequence, asyncio.get_running_loop().time() + prefill_s)
+        self._arm()
+        return sequence
+
+    async def check_health(self) -> None:
+        """It is always well."""
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due.clear()
+
+    # -- the steps ------------------------------------------------------------------------------------------------
+
+    def _schedule(self, sequence: _Sequence, due: float) -> None:
+        sequence.due = due
+        heapq.heappush(self._due, (due, next(self._order), sequence))
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._due:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(max(self._due[0][0], loop.time()), self._turn)
+
+    def _turn(self) -> None:
+        """Make every token that is due by now, or within the timer's resolution."""
+        self._timer = None
+        now = asyncio.get_running_loop().time() + _RESOLUTION_S
+        due: list[_Sequence] = []
+        while self._due and self._due[0][0] <= now:
+            due.append(heapq.heappop(self._due)[2])
+        for sequence in due:
+            if not sequence.is_cancelled and self._step(sequence):
+                self._schedule(sequence, sequence.due + self._interval_s)
+        self._arm()
+
+    def _step(self, sequence: _Sequence) -> bool:
+        """Emit one step of a sequence; False when that was its last."""
+        left = self._left(sequence)
+        count = min(left, 1 if self._interval_s else _BURST)
+        token_ids = [self._id(sequence, sequence.index + i) for i in range(count)]
+        sequence.index += count
+        is_last = count == left
+        if is_last and self._script and self._model.script_end == "error" and self._is_script_out(sequence):
+            sequence.emit(Step([self.token(token_id) for token_id in token_ids]))
+            sequence.fail(EngineFailed("the scripted engine was told to fail"))
+            return False
+        sequence.emit(
+            Step(
+                [self.token(token_id) for token_id in token_ids],
+                self._logprobs(sequence, token_ids),
+                self._end(sequence) if is_last else None,
+            )
+        )
+        return not is_last
+
+    def _left(self, sequence: _Sequence) -> int:
+        """Tokens that a sequence still makes: to its limit, the script's end, or the default."""
+        generation = sequence.generation
+        made = sequence.index - len(generation.generated)
+        limit = generation.max_tokens
+        natural = len(self._script) if self._script else DEFAULT_TOKENS if limit is None else None
+        lefts = [natural - sequence.index] if natural is not None else []
+        if limit is not None:
+            lefts.append(limit - made)
+        context = self._model.context_tokens - len(generation.prompt_ids) - sequence.index
+        return max(0, min(*lefts, context) if lefts else context)
+
+    def _is_script_out(self, sequence: _Sequence) -> bool:
+        return sequence.index >= len(self._script)
+
+    def _end(self, sequence: _Sequence) -> Literal["eos", "limit"]:
+        """The script says how it ends; a limit that is reached first, or with it, is a `limit`."""
+        limit = sequence.generation.max_tokens
+        if limit is not None and sequence.index - len(sequence.generation.generated) >= limit:
+            return "limit"
+        if self._script and self._is_script_out(sequence):
+            return "limit" if self._model.script_end == "limit" else "eos"
+        return "eos" if sequence.index >= DEFAULT_TOKENS else "limit"
+
+    def _id(self, sequence: _Sequence, index: int) -> int:
+        if self._script:
+            return index
+        return oracle(sequence.text, sequence.seed, sequence.generation.choice, index)
+
+    def _logprobs(self, sequence: _Sequence, token_ids: list[int]) -> list[TokenLogprob] | None:
+        """Made up, but fixed: the chosen token has probability 1/2, alternative k 1/2^(k+2) and the next ids."""
+        wanted = sequence.generation.logprobs
+        if wanted is None:
+            return None
+        half = -0.6931471805599453
+        return [
+            TokenLogprob(
+                token_id,
+                self.token(token_id).piece,
+                half,
+                [Alternative(token_id, self.token(token_id).piece, half * (k + 1)) for k in range(wanted)],
+            )
+            for token_id in token_ids
+        ]

@@ -1,0 +1,235 @@
+"""One job on this replica: from its claim to its settled end.
+
+Everything here happens on the event loop's thread. A run ends in one of three ways, and only once: it settles (done,
+cancelled or failed), it is released to another replica, or it is lost, when another attempt owns its log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from functools import partial
+
+from headrace.broker import messages, metrics
+from headrace.broker.errors import EngineFailed, HeadraceError
+from headrace.broker.messages import (
+    Delta,
+    Ended,
+    Event,
+    Failure,
+    Finished,
+    FinishReason,
+    Started,
+    Status,
+    Timings,
+    Usage,
+)
+from headrace.broker.protocol import Broker, Claim, Written
+from headrace.broker.writer import LogWriter
+from headrace.workers.engines.protocol import Engine, Generation, Run, Step
+from headrace.workers.text import TextFilter
+
+log = logging.getLogger(__name__)
+
+_PAGE = 512
+
+
+@dataclass
+class Choice:
+    """One sequence of a job: its filter, its tokens so far, and what makes more of them."""
+
+    filter: TextFilter
+    token_ids: list[int] = field(default_factory=list)
+    run: Run | None = None
+    is_finished: bool = False
+
+
+class JobRun:
+    """See the module. `done` is set when nothing of the job is left here."""
+
+    def __init__(self, claim: Claim, engine: Engine, writer: LogWriter) -> None:
+        self.claim = claim
+        self.job = claim.job
+        self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost)
+        self.done = asyncio.Event()
+        self.last_step_at = time.monotonic()
+        self._engine = engine
+        self._writer = writer
+        self._choices = [Choice(TextFilter(self.job.stop)) for _ in range(self.job.n)]
+        self._prompt_ids: list[int] = []
+        self._cached_tokens = 0
+        self._is_ending = False
+        self._has_started = False
+        self._began_at = time.monotonic()
+        self._first_token_at: float | None = None
+        self._has_content = False
+
+    async def start(self, broker: Broker) -> None:
+        """Take up what earlier attempts have logged, then set the engine to work; a failure settles the job."""
+        try:
+            if self.claim.attempt > 1:
+                await self._take_up(broker)
+            self._prompt_ids = await self._engine.encode(self.job.prompt)
+        except HeadraceError as error:
+            self.fail(error)
+            return
+        if self._is_ending or self.track.is_lost:
+            return
+        self.track.append([Started(len(self._prompt_ids), self._cached_tokens)])
+        for index, choice in enumerate(self._choices):
+            if choice.filter.stop is not None and not choice.is_finished:
+                self._finish(index, "stop")
+            elif not choice.is_finished:
+                self._generate(index, choice)
+        self._end_if_finished()
+
+    def cancel(self, cause: str) -> None:
+        """Stop the engine and settle as cancelled."""
+        if not self._is_ending:
+            metrics.CANCELLATIONS.labels(cause).inc()
+            self._end("cancelled", Failure("cancelled"))
+
+    def fail(self, error: Exception) -> None:
+        """Stop the engine and settle as failed; only errors of ours say their message to the caller."""
+        if self._is_ending:
+            return
+        known = error if isinstance(error, HeadraceError) else EngineFailed()
+        if known is not error:
+            log.error("job %s failed", self.job.id, exc_info=error, extra={"event": "job_failed"})
+        self._end("failed", Failure(known.code, known.message, known.param))
+
+    async def release(self, broker: Broker, replica: str, *, is_death: bool = False) -> None:
+        """Stop the engine and give the job to another replica; all that was made is in the log first."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        self._stop_engine()
+        while not self.track.is_clear and not self.track.is_lost:
+            await asyncio.sleep(0.005)
+        if not self.track.is_lost:
+            written = await broker.release(replica, self.job.id, self.claim.attempt, self.track.last, is_death=is_death)
+            log.info("job %s released: %s", self.job.id, written, extra={"event": "job_released"})
+        self._close()
+
+    # -- the engine's side ----------------------------------------------------------------------------------------
+
+    async def _take_up(self, broker: Broker) -> None:
+        """Run the logged tokens through the filters: they are then where the last worker's were."""
+        metrics.FAILOVERS.labels("continued").inc()
+        first = "0-0"
+        while rows := await broker.read(self.job.id, first, _PAGE):
+            for entry_id, data in rows:
+                for event in messages.decode_entry(entry_id, data).events:
+                    if isinstance(event, Delta):
+                        choice = self._choices[event.choice]
+                        choice.token_ids += event.token_ids
+                        choice.filter.push([self._engine.token(token_id) for token_id in event.token_ids])
+                        self._has_content = self._has_content or bool(event.text)
+                    elif isinstance(event, Finished):
+                        self._choices[event.choice].is_finished = True
+            if len(rows) < _PAGE:
+                return
+            first = f"({rows[-1][0]}"
+
+    def _generate(self, index: int, choice: Choice) -> None:
+        limit = self.job.max_tokens
+        generation = Generation(
+            self.job.prompt,
+            self._prompt_ids,
+            list(choice.token_ids),
+            None if limit is None else limit - len(choice.token_ids),
+            index,
+            self.job.sampling,
+            self.job.logprobs,
+        )
+        choice.run = self._engine.start(generation, partial(self._on_step, index), self.fail)
+
+    def _on_step(self, index: int, step: Step) -> None:
+        """The hot path: one call per engine step and choice."""
+        choice = self._choices[index]
+        if self._is_ending or choice.is_finished:
+            return
+        self.last_step_at = now = time.monotonic()
+        if self._first_token_at is None:
+            self._first_token_at = now
+            self._cached_tokens = step.cached_tokens
+        text = choice.filter.push(step.tokens)
+        reason: FinishReason | None = None
+        if choice.filter.stop is not None:
+            reason = "stop"
+        elif step.end is not None:
+            text += choice.filter.flush()
+            reason = "stop" if step.end == "eos" else "length"
+        if step.tokens or text:
+            token_ids = [token.id for token in step.tokens]
+            choice.token_ids += token_ids
+            self.track.append([Delta(index, text, token_ids, list(step.logprobs) if step.logprobs else None)])
+            if text and not self._has_content:
+                self._has_content = True
+                metrics.TIME_TO_FIRST_TOKEN.labels(self.job.model).observe(self.track.age_ms / 1000)
+        if reason is not None:
+            self._finish(index, reason)
+            self._end_if_finished()
+
+    def _finish(self, index: int, reason: FinishReason) -> None:
+        choice = self._choices[index]
+        choice.is_finished = True
+        if choice.run is not None:
+            choice.run.cancel()
+        events: list[Event] = [Finished(index, reason, choice.filter.stop)]
+        self.track.append(events)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def _end_if_finished(self) -> None:
+        if all(choice.is_finished for choice in self._choices):
+            self._end("done", None)
+
+    def _end(self, status: Status, failure: Failure | None) -> None:
+        self._is_ending = True
+        self._stop_engine()
+        settled = self.track.settle(Ended(status, failure, self._usage(), self._timings()))
+        settled.add_done_callback(partial(self._on_settled, status))
+
+    def _on_settled(self, status: Status, settled: asyncio.Future[Written]) -> None:
+        if not settled.cancelled():
+            log.info("job %s %s: %s", self.job.id, status, settled.result(), extra={"event": f"job_{status}"})
+            self._observe()
+        self._close()
+
+    def _on_lost(self) -> None:
+        if not self._is_ending:
+            log.warning("job %s is not ours any more", self.job.id, extra={"event": "job_lost"})
+            self._is_ending = True
+            self._stop_engine()
+            self._close()
+
+    def _stop_engine(self) -> None:
+        for choice in self._choices:
+            if choice.run is not None and not choice.is_finished:
+                choice.run.cancel()
+
+    def _close(self) -> None:
+        self._writer.close_track(self.track)
+        self.done.set()
+
+    def _usage(self) -> Usage:
+        completion = sum(len(choice.token_ids) for choice in self._choices)
+        return Usage(len(self._prompt_ids), completion, self._cached_tokens)
+
+    def _timings(self) -> Timings:
+        now = time.monotonic()
+        first = self._first_token_at or now
+        queue_ms = self.claim.waited_ms
+        return Timings(queue_ms, round((first - self._began_at) * 1000), round((now - first) * 1000))
+
+    def _observe(self) -> None:
+        usage, model = self._usage(), self.job.model
+        metrics.TOKENS.labels(model, "prompt").inc(usage.prompt_tokens)
+        metrics.TOKENS.labels(model, "cached").inc(usage.cached_tokens)
+        metrics.TOKENS.labels(model, "completion").inc(usage.completion_tokens)
+        if self._first_token_at is not None and usage.completion_tokens > 1:
+            per_token_s = (time.monotonic() - self._first_token_at) / (usage.completion_tokens - 1)
+            metrics.TIME_PER_OUTPUT_TOKEN.labels(model).observe(per_token_s)

@@ -1,0 +1,283 @@
+"""A replica's loop: warm up, then claim, run, settle, with a tick ten times a second, until it is told to drain."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import random
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from headrace.broker import keys, metrics
+from headrace.broker.errors import BrokerDown, EngineFailed
+from headrace.broker.protocol import Broker, Claim, Tick
+from headrace.broker.settings import Model, Settings
+from headrace.broker.writer import LogWriter
+from headrace.workers.engines.protocol import Engine
+from headrace.workers.run import JobRun
+
+log = logging.getLogger(__name__)
+
+_PRESENCE_S = 1.0
+_IDLE_CLAIM_S = 1.0
+"""An idle replica asks again this often, in case its wake-up was lost."""
+
+
+def replica_id() -> str:
+    """New at each start, so that nothing of an earlier process can be taken for this one's."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+class Worker:
+    """One replica of one model. `start`, then `run` until it is cancelled or drained; `drain` may come at any time."""
+
+    def __init__(self, settings: Settings, model: Model, broker: Broker, engine: Engine) -> None:
+        self.id = replica_id()
+        self._settings = settings
+        self._model = model
+        self._broker = broker
+        self._engine = engine
+        self._writers = [LogWriter(broker, shard) for shard in range(broker.shards)]
+        self._runs: dict[str, JobRun] = {}
+        self._free = asyncio.Condition()
+        self._work = asyncio.Event()
+        self._shards_with_work: set[int] = set()
+        self._is_draining = False
+        self._state = "starting"
+        self._progress = ""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._job_tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    async def start(self, progress: Callable[[str, float], None] = lambda *_: None) -> None:
+        """Load and warm up the engine; the registry shows the replica as starting meanwhile."""
+
+        def show(what: str, share: float) -> None:
+            self._progress = f"{what} {share:.0%}"
+            progress(what, share)
+
+        self._spawn(self._presence_loop, "presence")
+        await self._engine.load(show)
+        self._state, self._progress = "ready", ""
+        await self._be_present()
+        log.info("replica %s of %s is ready", self.id, self._model.name, extra={"event": "replica_ready"})
+
+    async def run(self) -> None:
+        """Serve until `drain` is done; raises what broke the loop, if anything did."""
+        wakes = self._broker.listen_wakes(self.id, self._on_wake)
+        for writer in self._writers:
+            self._spawn(writer.run, "writer")
+        for shard in range(self._broker.shards):
+            self._spawn(partial(self._tick_loop, shard), "tick")
+        self._spawn(self._reap_loop, "reap")
+        try:
+            await self._claim_loop()
+            await self._wait_idle()
+        finally:
+            await wakes.close()
+            await self._stop()
+
+    def check_health(self) -> None:
+        """Raise EngineFailed if a loop of this replica has broken, or the engine makes no steps."""
+        if self._failure is not None:
+            raise EngineFailed("a loop of this replica has broken") from self._failure
+        limit = self._settings.worker.step_timeout_s
+        stuck = [run for run in self._runs.values() if time.monotonic() - run.last_step_at > limit]
+        if stuck:
+            raise EngineFailed(f"the engine has made no step for {limit:.0f} s")
+
+    async def drain(self) -> None:
+        """Claim nothing more; finish what can be finished in `drain_s`, hand the rest back, and end `run`."""
+        if self._is_draining:
+            return
+        self._is_draining, self._state = True, "draining"
+        self._work.set()
+        async with self._free:
+            self._free.notify_all()
+        deadline = time.monotonic() + self._settings.worker.drain_s
+        while self._runs and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        await self.release_all()
+
+    async def release_all(self) -> None:
+        """Hand every running job back, at once; what the broker does not take in a lease's time, the lease gives back."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(self._settings.queue.lease_s):
+                await asyncio.gather(*(self._give_back(run) for run in list(self._runs.values())))
+
+    # -- claim, run -----------------------------------------------------------------------------------------------
+
+    def _on_wake(self, shard: int) -> None:
+        self._shards_with_work.add(shard)
+        self._work.set()
+
+    async def _claim_loop(self) -> None:
+        while not self._is_draining:
+            await self._slot()
+            if self._is_draining:
+                return
+            try:
+                claimed = await self._claim_some()
+            except BrokerDown as error:
+                log.warning("claim failed: %s", error, extra={"event": "claim_failed"})
+                await asyncio.sleep(0.5)
+                continue
+            if not claimed:
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._work.wait(), _IDLE_CLAIM_S)
+
+    async def _slot(self) -> None:
+        async with self._free:
+            await self._free.wait_for(lambda: self.running < self._model.slots or self._is_draining)
+
+    async def _claim_some(self) -> int:
+        """Ask the shards in turn, first the one that woke us, until no slot is free or none has work."""
+        self._work.clear()
+        first = self._shards_with_work.pop() if self._shards_with_work else random.randrange(self._broker.shards)
+        self._shards_with_work.clear()
+        claimed = 0
+        for offset in range(self._broker.shards):
+            shard = (first + offset) % self._broker.shards
+            free = self._model.slots - self.running
+            if free <= 0:
+                break
+            claims = await self._broker.claim(shard, self.id, self._model.name, free)
+            for claim in claims:
+                self._begin(shard, claim)
+            claimed += len(claims)
+        return claimed
+
+    def _begin(self, shard: int, claim: Claim) -> None:
+        if claim.attempt == 1:
+            metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
+        run = JobRun(claim, self._engine, self._writers[shard])
+        self._runs[claim.job.id] = run
+        self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
+        task.add_done_callback(self._job_tasks.discard)
+
+    async def _run_job(self, run: JobRun) -> None:
+        try:
+            await run.start(self._broker)
+        except BrokerDown:
+            log.warning("job %s: its log cannot be read now", run.job.id, extra={"event": "take_up_failed"})
+            await self._give_back(run)
+        except Exception as error:  # noqa: BLE001  # the edge of the job: it must end, whatever happened
+            run.fail(error)
+        await run.done.wait()
+        if self._runs.get(run.job.id) is run:
+            del self._runs[run.job.id]
+        async with self._free:
+            self._free.notify_all()
+
+    async def _give_back(self, run: JobRun) -> None:
+        with contextlib.suppress(BrokerDown):
+            await run.release(self._broker, self.id)
+        run.track.lose("stale")
+
+    async def _wait_idle(self) -> None:
+        async with self._free:
+            await self._free.wait_for(lambda: not self._runs)
+
+    # -- tick -----------------------------------------------------------------------------------------------------
+
+    async def _tick_loop(self, shard: int) -> None:
+        seen, misses, renewed_at = 0, 0, 0.0
+        lease_s = self._settings.queue.lease_s
+        while True:
+            renew = time.monotonic() - renewed_at >= lease_s / 3
+            mine = self._mine(shard)
+            try:
+                tick = await self._broker.tick(shard, self.id, seen, renew=renew, list_held=misses >= 2)
+            except BrokerDown:
+                await asyncio.sleep(self._settings.worker.tick_s)
+                continue
+            seen = tick.serial
+            renewed_at = time.monotonic() if renew else renewed_at
+            self._hear(tick)
+            # jobs come and go between question and answer: only a count that stays wrong means a lost reply
+            misses = misses + 1 if tick.held != len(mine) or mine != self._mine(shard) else 0
+            if tick.jobs and mine == self._mine(shard):
+                await self._reconcile(set(tick.jobs), mine)
+                misses = 0
+            await asyncio.sleep(self._settings.worker.tick_s)
+
+    def _mine(self, shard: int) -> set[str]:
+        return {job_id for job_id in self._runs if keys.shard_of(job_id) == shard}
+
+    def _hear(self, tick: Tick) -> None:
+        for news in tick.news:
+            run = self._runs.get(news.job_id)
+            if run is None:
+                continue
+            if news.attempt != run.claim.attempt:
+                run.track.lose("stale")
+            else:
+                run.track.readers = set(news.readers)
+                if news.cancel:
+                    run.cancel(news.cancel)
+
+    async def _reconcile(self, held: set[str], mine: set[str]) -> None:
+        """Hand back leases whose claim reply was lost, and stop what is not leased to us any more."""
+        for job_id in held - mine:
+            await self._broker.release(self.id, job_id, None, None)
+        for job_id in mine - held:
+            if (run := self._runs.get(job_id)) is not None:
+                run.track.lose("stale")
+
+    # -- the other loops ------------------------------------------------------------------------------------------
+
+    async def _reap_loop(self) -> None:
+        await asyncio.sleep(self._settings.queue.lease_s)
+        while True:
+            for shard in range(self._broker.shards):
+                with contextlib.suppress(BrokerDown):
+                    await self._broker.reap(shard)
+            await asyncio.sleep(random.uniform(0.75, 1.25))
+
+    async def _presence_loop(self) -> None:
+        while True:
+            with contextlib.suppress(BrokerDown):
+                await self._be_present()
+            await asyncio.sleep(min(_PRESENCE_S, self._settings.queue.lease_s / 3))
+
+    async def _be_present(self) -> None:
+        about: dict[str, str | int] = {
+            "model": self._model.name,
+            "state": self._state,
+            "progress": self._progress,
+            "slots": self._model.slots,
+            "running": self.running,
+            "context_tokens": self._engine.capabilities.context_tokens,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        await self._broker.present("replicas", self.id, self._model.name, about)
+
+    def _spawn(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
+        async def guarded() -> None:
+            try:
+                await loop()
+            except Exception as error:  # noqa: BLE001  # the edge of a loop: health says it, the process goes on
+                log.exception("the %s loop broke", name, extra={"event": "loop_broke"})
+                self._failure = error
+
+        self._tasks.append(asyncio.create_task(guarded(), name=name))
+
+    async def _stop(self) -> None:
+        with contextlib.suppress(BrokerDown):
+            await self.release_all()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with contextlib.suppress(BrokerDown):
+            await self._broker.absent("replicas", self.id, self._model.name)
+        await self._engine.close()
