@@ -29,7 +29,7 @@ _LAST_INDEXES = re.compile(r"(\[[^]]*\])+$")
 def check_depth(body: bytes, limits: ApiSettings) -> None:
     """Refuse a body that nests deeper than `limits.max_depth`; raises BadRequest.
 
-    Takes at most about 100 ms for 4 MiB of anything; a body without many brackets costs two counts.
+    Takes at most about 200 ms for 4 MiB of anything; a body without many brackets costs two counts.
     """
     if body.count(b"[") + body.count(b"{") <= limits.max_depth:
         return

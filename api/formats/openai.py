@@ -112,7 +112,7 @@ def _stop(stop: str | list[str] | None, limits: ApiSettings) -> list[str]:
 
 def _sampling(request: Request) -> Sampling:
     return Sampling(
-        temperature=request.temperature or None,
+        temperature=request.temperature,
         top_p=request.top_p,
         seed=request.seed,
         frequency_penalty=request.frequency_penalty,

@@ -228,7 +228,11 @@ def test_h10_developer_is_system_and_the_order_is_kept() -> None:
 
 def test_content_is_a_string_or_text_parts_and_null_only_for_the_assistant() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": ""}, {"type": "text", "text": "b", "x": 1}]
-    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": None}, {"role": "assistant"}]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None},
+        {"role": "assistant"},
+    ]
     read = _messages(turns)
     assert [each.content for each in read] == ["ab", "", ""]
 

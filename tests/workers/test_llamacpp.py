@@ -2,42 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import tempfile
-import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
-import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.errors import BadRequest, ConfigError, ContextLengthExceeded, EngineFailed
-from headrace.broker.messages import Chat, Message, Prompt, Sampling, Text, TokenLogprob, Tokens
-from headrace.broker.settings import LlamacppModel, load
+from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
+from headrace.broker.messages import Chat, Message, Prompt, Sampling, Text, Tokens
 from headrace.workers.engines.gguf_vocab import SAMPLE
 from headrace.workers.engines.llamacpp import LlamacppEngine
-from headrace.workers.engines.llamacpp_slots import Sequence, Slots
-from headrace.workers.engines.llamacpp_wire import UNTOLD_LOGPROB, StreamReader
-from headrace.workers.engines.protocol import Generation, Run, Step, Token
-
-REPO = Path(__file__).parents[2]
-DATA_DIR = os.environ.get("HEADRACE_TEST_DATA", str(REPO / ".headrace"))
-CONTEXT = 512
-GREEDY = Sampling(temperature=0)
-NEVER_ENDS = Sampling(temperature=0, logit_bias={0: -1000, 2: -1000, 4: -1000})
-STORY = Text("A long story about a river, a mill and a fox:")
-PARIS = Chat([Message("user", "The capital of France is")])
+from headrace.workers.engines.llamacpp_wire import UNTOLD_LOGPROB
+from headrace.workers.engines.protocol import Generation, Step, Token
+from tests.workers.llamacpp_runs import (
+    CONTEXT,
+    DATA_DIR,
+    GREEDY,
+    NEVER_ENDS,
+    PARIS,
+    STORY,
+    Stream,
+    begin,
+    default_model,
+)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-def default_model() -> LlamacppModel:
-    model = load(REPO / "headrace.yaml", {}).models[0]
-    assert isinstance(model, LlamacppModel)
-    return msgspec.structs.replace(model, slots=2, context_tokens=CONTEXT, threads=1)
 
 
 class Loaded:
@@ -59,71 +47,6 @@ async def loaded() -> AsyncIterator[Loaded]:
 @pytest.fixture
 def engine(loaded: Loaded) -> LlamacppEngine:
     return loaded.engine
-
-
-class Stream:
-    """One started sequence: everything that it was given."""
-
-    def __init__(self, engine: LlamacppEngine, generation: Generation) -> None:
-        self.steps: list[Step] = []
-        self.errors: list[Exception] = []
-        self._changed = asyncio.Event()
-        self.run: Run = engine.start(generation, self._emit, self._fail)
-
-    def _emit(self, step: Step) -> None:
-        self.steps.append(step)
-        self._changed.set()
-
-    def _fail(self, error: Exception) -> None:
-        self.errors.append(error)
-        self._changed.set()
-
-    @property
-    def tokens(self) -> list[Token]:
-        return [token for step in self.steps for token in step.tokens]
-
-    @property
-    def ids(self) -> list[int]:
-        return [token.id for token in self.tokens]
-
-    @property
-    def data(self) -> bytes:
-        return b"".join(token.piece for token in self.tokens)
-
-    @property
-    def logprobs(self) -> list[TokenLogprob]:
-        return [entry for step in self.steps for entry in step.logprobs or ()]
-
-    @property
-    def end(self) -> str | None:
-        return self.steps[-1].end if self.steps else None
-
-    async def until(self, is_true: Callable[[], object], timeout_s: float = 20.0) -> Stream:
-        async with asyncio.timeout(timeout_s):
-            while not is_true():
-                self._changed.clear()
-                await self._changed.wait()
-        return self
-
-    async def finish(self) -> Stream:
-        await self.until(lambda: self.end or self.errors)
-        assert self.errors == []
-        assert [step.end for step in self.steps[:-1]] == [None] * (len(self.steps) - 1)
-        return self
-
-
-async def begin(
-    engine: LlamacppEngine,
-    prompt: Prompt,
-    max_tokens: int | None = 16,
-    *,
-    sampling: Sampling = GREEDY,
-    generated: list[int] | None = None,
-    choice: int = 0,
-    logprobs: int | None = None,
-) -> Stream:
-    ids = await engine.encode(prompt)
-    return Stream(engine, Generation(prompt, ids, generated or [], max_tokens, choice, sampling, logprobs))
 
 
 def pieces(engine: LlamacppEngine, ids: list[int]) -> str:
@@ -326,103 +249,3 @@ async def test_an_error_of_a_reader_fails_one_sequence_and_not_the_others(engine
     await broken.until(lambda: broken.errors)
     assert [type(error) for error in broken.errors] == [EngineFailed]
     await other.finish()
-
-
-async def test_a_thread_that_dies_or_returns_early_fails_its_sequence(engine: LlamacppEngine) -> None:
-    def die(body: bytes, callback: Callable[[bytes], bool]) -> None:
-        if body == b"die":
-            raise RuntimeError("no memory")
-
-    slots = Slots(die, 1, asyncio.get_running_loop())
-    errors: asyncio.Queue[Exception] = asyncio.Queue()
-    vocab = engine._ready().vocab
-    for body in (b"die", b"return"):
-        slots.start(Sequence(body, StreamReader(vocab, 1, None), lambda step: None, errors.put_nowait))
-    messages = [str(await asyncio.wait_for(errors.get(), 5)) for _ in range(2)]
-    assert ["no memory" in message for message in messages] == [True, False]
-    slots.join()
-
-
-@pytest.mark.parametrize(
-    ("chunk", "error"),
-    [
-        (b'{"error":{"code":400,"type":"exceed_context_size_error","message":"long"}}', ContextLengthExceeded),
-        (b'{"error":{"code":400,"type":"invalid_request_error","message":"bad"}}', BadRequest),
-        (b'{"error":{"code":500,"type":"server_error","message":"gone"}}', EngineFailed),
-        (b'{"choices":[{"text":"Hi"}]}', EngineFailed),
-        (b'{"choices":[{}],"__verbose":{"tokens":[],"tokens_predicted":1}}', EngineFailed),
-        (b"{", EngineFailed),
-    ],
-)
-async def test_chunks_that_say_no_are_errors_of_their_kind(
-    engine: LlamacppEngine, chunk: bytes, error: type[Exception]
-) -> None:
-    reader = StreamReader(engine._ready().vocab, 5, None)
-    with pytest.raises(error) as raised:
-        reader.read(chunk)
-    assert type(raised.value) is error
-
-
-@pytest.fixture
-def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The only temporary folder there is; a socket's path must be shorter than what `tmp_path` gives."""
-    with tempfile.TemporaryDirectory(prefix="hr") as folder:
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield folder
-
-
-def slot_threads() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("llamacpp_")}
-
-
-async def test_close_ends_what_runs_and_what_waits_and_leaves_no_socket(short_folder: str) -> None:
-    before = slot_threads()
-    engine = LlamacppEngine(default_model(), DATA_DIR)
-    await engine.load(lambda what, share: None)
-    streams = [await begin(engine, STORY, None, sampling=NEVER_ENDS) for _ in range(3)]
-    await streams[0].until(lambda: streams[0].ids)
-    begun = time.monotonic()
-    await engine.close()
-    assert time.monotonic() - begun < 5
-    assert slot_threads() == before
-    counts = [len(stream.steps) for stream in streams]
-    await engine.close()
-    assert [len(stream.steps) for stream in streams] == counts
-    assert [stream.errors for stream in streams] == [[], [], []]
-    assert os.listdir(short_folder) == []
-    for use in (engine.check_health(), engine.encode(STORY)):
-        with pytest.raises(EngineFailed, match="closed"):
-            await use
-
-
-async def test_closing_while_it_loads_ends_the_load() -> None:
-    engine = LlamacppEngine(default_model(), DATA_DIR)
-    is_loading = asyncio.Event()
-    load = asyncio.create_task(engine.load(lambda what, share: is_loading.set()))
-    await asyncio.wait_for(is_loading.wait(), 20)
-    await engine.close()
-    with pytest.raises(EngineFailed, match="closed"):
-        await load
-
-
-async def test_an_engine_that_is_not_loaded_is_not_healthy() -> None:
-    engine = LlamacppEngine(default_model(), DATA_DIR)
-    with pytest.raises(EngineFailed, match="not loaded"):
-        await engine.check_health()
-    await engine.close()
-
-
-async def test_more_context_than_the_model_was_made_for_is_a_configuration_error() -> None:
-    engine = LlamacppEngine(msgspec.structs.replace(default_model(), context_tokens=8193, slots=1), DATA_DIR)
-    with pytest.raises(ConfigError, match="context_tokens is 8193, but the model was made for 8192"):
-        await engine.load(lambda what, share: None)
-    await engine.close()
-
-
-async def test_a_file_that_only_begins_like_a_model_fails_to_load(tmp_path: Path) -> None:
-    file = tmp_path / "broken.gguf"
-    file.write_bytes(b"GGUF" * 100)
-    engine = LlamacppEngine(msgspec.structs.replace(default_model(), source=None, path=str(file)), DATA_DIR)
-    with pytest.raises(EngineFailed, match="cannot load"):
-        await engine.load(lambda what, share: None)
-    await engine.close()
