@@ -1,4 +1,4 @@
-"""What a pod has while it runs: the broker, the tail, and a few loops. Nothing in it outlives a request but counters."""
+"""What a pod has while it runs: the broker, the tail, and a few loops. Nothing of a request outlives it here."""
 
 from __future__ import annotations
 
@@ -50,11 +50,14 @@ class Pod:
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
+        self._is_well = asyncio.Event()
 
     async def start(self) -> None:
         await self._check_broker()
         await self.tail.start()
-        self._tasks = [asyncio.create_task(loop(), name=loop.__name__) for loop in (self._watch_broker, self._reap, self._beat)]
+        self._tasks = [
+            asyncio.create_task(loop(), name=loop.__name__) for loop in (self._watch_broker, self._reap, self._beat)
+        ]
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -103,6 +106,10 @@ class Pod:
         else:
             self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
         metrics.BROKER_UP.set(self.trouble is None)
+        if self.trouble is None:
+            self._is_well.set()
+        else:
+            self._is_well.clear()
 
     def _about(self) -> dict[str, str | int]:
         return {"host": socket.gethostname(), "pid": os.getpid(), "url": self.url, "streams": len(self.beats)}
@@ -119,10 +126,9 @@ class Pod:
                 stream.beat(now)
 
     async def _reap(self) -> None:
-        """Once a second, but not in the first lease time, so that leases which ran out while the broker was away live."""
+        """Once a second, but not soon after the broker was away: overdue leases must have time to be renewed."""
         while True:
-            while self.trouble is not None:
-                await asyncio.sleep(0.5)
+            await self._is_well.wait()
             await asyncio.sleep(self.settings.queue.lease_s)
             await self._reap_until_trouble()
 

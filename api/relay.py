@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send

@@ -92,6 +92,8 @@ def cut(request: Request, shards: int) -> Cut | None:
         return None
     found = _POSITION.fullmatch(text)
     if found is None or not keys.is_job_id(found[1], shards):
-        raise BadPosition("the position must be <job>.<attempt>-<n>, as in the stream's id lines", param="Last-Event-ID")
+        raise BadPosition(
+            "the position must be <job>.<attempt>-<n>, as in the stream's id lines", param="Last-Event-ID"
+        )
     attempt, n = found[2].split("-")
     return Cut(found[1], (int(attempt), int(n)), int(found[3]) if found[3] else None)

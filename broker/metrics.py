@@ -44,7 +44,9 @@ RELAY_LAG = Histogram(
 RESUMES = Counter("headrace_resumes_total", "Readers that came back, by outcome.", ("outcome",))
 REPLAYED_EVENTS = Counter("headrace_replayed_events_total", "Entries folded again for readers that came back.")
 FAILOVERS = Counter("headrace_failovers_total", "Jobs that a replica took over from another, by outcome.", ("outcome",))
-FENCED_APPENDS = Counter("headrace_fenced_appends_total", "Writes that the log refused because a newer attempt owns it.")
+FENCED_APPENDS = Counter(
+    "headrace_fenced_appends_total", "Writes that the log refused because a newer attempt owns it."
+)
 CANCELLATIONS = Counter("headrace_cancellations_total", "Cancelled jobs, by cause.", ("cause",))
 REJECTIONS = Counter("headrace_rejections_total", "Requests that were refused, by reason.", ("reason",))
 REPLICAS = Gauge("headrace_replicas", "Replicas, by state.", ("model", "state"))

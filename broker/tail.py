@@ -17,9 +17,9 @@ from typing import Literal
 
 from headrace.broker import keys, messages
 from headrace.broker.errors import BrokerDown, HeadraceError, JobNotFound, LogGap, LogLost
+from headrace.broker.hints import decode_hint
 from headrace.broker.messages import Claimed, ReadEntry
 from headrace.broker.protocol import Append, Broker, Listener, Position
-from headrace.broker.hints import decode_hint
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Reader:
         """The last hint that came while the log was being read; the page may have been cut before it."""
 
     async def read(self) -> list[ReadEntry]:
-        """The next entries, or none if `poke` was called; a log's end is its last, and nothing may be asked for after it.
+        """The next entries, or none if `poke` was called; after a log's end nothing may be asked for.
 
         Raises LogLost or LogGap when the log cannot be continued, JobNotFound when it was never there.
         """
@@ -310,6 +310,6 @@ async def _forever(turn: Callable[[], Awaitable[None]]) -> None:
             await turn()
         except BrokerDown:
             await asyncio.sleep(random.uniform(0.2, 0.5))
-        except Exception:  # noqa: BLE001  # the edge of a loop: readers still have the log
+        except Exception:  # the edge of a loop: readers still have the log
             log.exception("a loop of the tail broke and goes on", extra={"event": "loop_broke"})
             await asyncio.sleep(1.0)

@@ -26,10 +26,16 @@ _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
 class Track:
-    """One attempt's place in one log. Events are appended without waiting; `on_lost` is called if it is ours no more."""
+    """One attempt's place in one log. Events are appended without waiting; `on_lost` says that it is ours no more."""
 
     def __init__(
-        self, writer: LogWriter, job_id: str, attempt: int, age_ms: int, readers: Iterable[str], on_lost: Callable[[], None]
+        self,
+        writer: LogWriter,
+        job_id: str,
+        attempt: int,
+        age_ms: int,
+        readers: Iterable[str],
+        on_lost: Callable[[], None],
     ) -> None:
         self.job_id = job_id
         self.attempt = attempt
@@ -42,6 +48,7 @@ class Track:
         self.ending: Ended | None = None
         self.settled: asyncio.Future[Written] | None = None
         self.is_lost = False
+        self._moved: asyncio.Future[None] | None = None
         self.on_lost = on_lost
         self._writer = writer
         self._enqueued_at = time.monotonic() - age_ms / 1000
@@ -60,6 +67,17 @@ class Track:
     def is_clear(self) -> bool:
         """Everything appended so far is acknowledged."""
         return not self.pending and self.acked == len(self.sent)
+
+    async def clear(self) -> None:
+        """Wait until everything is acknowledged, or the log is ours no more."""
+        while not self.is_clear and not self.is_lost:
+            self._moved = asyncio.get_running_loop().create_future()
+            await self._moved
+
+    def moved(self) -> None:
+        """The log has answered: whoever waits in `clear` looks again."""
+        if self._moved is not None and not self._moved.done():
+            self._moved.set_result(None)
 
     def append(self, events: Iterable[Event]) -> None:
         if not self.is_lost:
@@ -84,6 +102,7 @@ class Track:
         self.pending.clear()
         if self.settled is not None and not self.settled.done():
             self.settled.set_result(how)
+        self.moved()
         self.on_lost()
 
 
@@ -164,6 +183,7 @@ class LogWriter:
             await self._ask(track)
             return
         track.acked = len(track.sent)
+        track.moved()
         self._show(track, append)
         if track.ending is not None or track.pending:
             self.wake(track)
@@ -223,6 +243,7 @@ class LogWriter:
                 track.lose(answers.appends[0])
                 return
             track.acked += 1
+            track.moved()
             self._show(track, entry)
 
     @staticmethod

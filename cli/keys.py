@@ -21,4 +21,6 @@ def new(owner: Annotated[str, typer.Argument(help="Who the key speaks for.")]) -
     """Print a new key, once, and the line for headrace.yaml, which holds only its SHA-256."""
     key = f"hr-{secrets.token_urlsafe(32)}"
     typer.echo(f"key (shown only now): {key}")
-    typer.echo(f"for headrace.yaml, under keys:\n  - {{owner: {owner}, sha256: {hashlib.sha256(key.encode()).hexdigest()}}}")
+    typer.echo(
+        f"for headrace.yaml, under keys:\n  - {{owner: {owner}, sha256: {hashlib.sha256(key.encode()).hexdigest()}}}"
+    )

@@ -1,4 +1,4 @@
-"""`headrace`: the commands, and what all of them share: reading the configuration, logs, and errors said in one line."""
+"""`headrace`: the commands, and how an error is said: in one line, with an exit status."""
 
 from __future__ import annotations
 

@@ -32,7 +32,9 @@ def command(
     config: options.Config = None,
     pods: Annotated[int, typer.Option(min=1, max=64, help="How many API pods, on this many ports.")] = 1,
     port: Annotated[int | None, typer.Option(help="The first pod's port; default: api.port.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show every process's log, not only warnings.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show every process's log, not only warnings.")
+    ] = False,
 ) -> None:
     """Serve the models of headrace.yaml on this machine, and print the URL. Ctrl-C drains and ends everything."""
     settings = options.read(config)
@@ -72,8 +74,9 @@ class _Serve:
                 await self._keep_broker()
         finally:
             await self._end()
-            for held in (*listeners, lock):
-                held.close()
+            lock.close()
+            for listener in listeners:
+                listener.close()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -88,7 +91,11 @@ class _Serve:
     def _start_children(self, listeners: list[socket.socket]) -> None:
         config = ["--config", str(self._config.resolve())] if self._config else []
         self._children = [
-            Child(f"pod {listener.getsockname()[1]}", ["api", "--fd", str(listener.fileno()), *config], [listener.fileno()])
+            Child(
+                f"pod {listener.getsockname()[1]}",
+                ["api", "--fd", str(listener.fileno()), *config],
+                [listener.fileno()],
+            )
             for listener in listeners
         ]
         self._children.append(Child("cluster", ["cluster", *config], on_line=self._on_cluster_line))
@@ -129,10 +136,8 @@ class _Serve:
             replicas = await broker.listing("replicas")
         except BrokerDown:
             return "waiting for the broker"
-        parts = [
-            f"{name}: {next((r['progress'] for r in replicas.values() if r['model'] == name), '') or 'starting a replica'}"
-            for name in missing
-        ]
+        said = {replica["model"]: replica["progress"] for replica in replicas.values()}
+        parts = [f"{name}: {said.get(name) or 'starting a replica'}" for name in missing]
         return ", ".join(parts) or "starting the pods"
 
     def _say_ready(self) -> None:
@@ -189,7 +194,9 @@ def _lock(data_dir: str) -> IO[str]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         lock.close()
-        raise ConfigError(f"data_dir: another headrace serves from {data_dir!r}; stop it, or set HEADRACE_DATA") from None
+        raise ConfigError(
+            f"data_dir: another headrace serves from {data_dir!r}; stop it, or set HEADRACE_DATA"
+        ) from None
     return lock
 
 

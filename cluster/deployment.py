@@ -38,7 +38,8 @@ def deploy(settings: Settings, broker_url: str) -> None:
 def _deployment(settings: Settings, model: Model) -> Any:
     from ray import serve
 
-    return serve.deployment(Replica).options(
+    deployment: Any = serve.deployment(Replica)
+    return deployment.options(
         name="replica",
         num_replicas=model.replicas,
         max_constructor_retry_count=3,

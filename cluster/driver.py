@@ -66,7 +66,7 @@ async def _be_present(settings: Settings, broker: Broker, known: dict[str, Deplo
 async def _drain(settings: Settings, broker: Broker) -> None:
     log.info("draining", extra={"event": "draining"})
     await asyncio.to_thread(deployment.undeploy)
-    while not await asyncio.to_thread(deployment.is_empty):
+    while not await asyncio.to_thread(deployment.is_empty):  # noqa: ASYNC110  # Serve can only be asked
         await asyncio.sleep(0.1)
     for model in settings.models:
         with contextlib.suppress(BrokerDown):

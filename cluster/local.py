@@ -53,7 +53,7 @@ class LocalRay:
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
-            logging_level="warning",
+            logging_level=logging.WARNING,
             _temp_dir=self._temp_dir,
         )
         serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})

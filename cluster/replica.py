@@ -17,7 +17,9 @@ from headrace.workers.worker import Worker
 class Replica:
     """A `Worker` in Serve's own event loop. Serve calls it starting until the constructor returns, and loaded then."""
 
-    async def __init__(self, plain_settings: dict[str, Any], model: str, broker_url: str) -> None:
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, plain_settings: dict[str, Any], model: str, broker_url: str
+    ) -> None:
         settings = msgspec.convert(plain_settings, Settings)
         chosen = settings.model(model)
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)

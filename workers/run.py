@@ -106,10 +106,10 @@ class JobRun:
             return
         self._is_ending = True
         self._stop_engine()
-        while not self.track.is_clear and not self.track.is_lost:
-            await asyncio.sleep(0.005)
+        await self.track.clear()
         if not self.track.is_lost:
-            written = await broker.release(replica, self.job.id, self.claim.attempt, self.track.last, is_death=is_death)
+            attempt, last = self.claim.attempt, self.track.last
+            written = await broker.release(replica, self.job.id, attempt, last, is_death=is_death)
             log.info("job %s released: %s", self.job.id, written, extra={"event": "job_released"})
         self._close()
 

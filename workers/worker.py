@@ -103,13 +103,12 @@ class Worker:
         self._work.set()
         async with self._free:
             self._free.notify_all()
-        deadline = time.monotonic() + self._settings.worker.drain_s
-        while self._runs and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait_idle(), self._settings.worker.drain_s)
         await self.release_all()
 
     async def release_all(self) -> None:
-        """Hand every running job back, at once; what the broker does not take in a lease's time, the lease gives back."""
+        """Hand every running job back, at once; what the broker does not take now, the lease gives back."""
         with contextlib.suppress(asyncio.TimeoutError):
             async with asyncio.timeout(self._settings.queue.lease_s):
                 await asyncio.gather(*(self._give_back(run) for run in list(self._runs.values())))
@@ -266,7 +265,7 @@ class Worker:
         async def guarded() -> None:
             try:
                 await loop()
-            except Exception as error:  # noqa: BLE001  # the edge of a loop: health says it, the process goes on
+            except Exception as error:  # the edge of a loop: health says it, the process goes on
                 log.exception("the %s loop broke", name, extra={"event": "loop_broke"})
                 self._failure = error
 

@@ -1,8 +1,8 @@
 """The contract between a replica's loop and what makes the tokens.
 
 An engine gives tokens as ids and raw bytes. Text (half characters, stop strings, special tokens) is made in one place,
-`workers/text.py`, so that every engine and every wire format inherits it. Steps are pushed, not awaited: an engine calls
-`emit` on the event loop's thread, once per step and sequence, and no task wakes for a token.
+`workers/text.py`, so that every engine and every wire format inherits it. Steps are pushed, not awaited: an engine
+calls `emit` on the event loop's thread, once per step and sequence, and no task wakes for a token.
 """
 
 from __future__ import annotations
