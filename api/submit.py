@@ -42,7 +42,7 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     grace_ms = requests.grace_ms(request, default_ms=default_ms)
     job, view = _job(pod, request, form, parsed, key)
     admitted = await pod.broker.admit(Admission(job, view, pod.id, grace_ms))
-    reader = pod.tail.open(job.id, admitted.last)
+    reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None)
     return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)

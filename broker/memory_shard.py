@@ -60,7 +60,7 @@ class MemoryShard(ShardState):
         )
         self._jobs[job.id] = stored
         self._enqueue(stored, admission.view.band)
-        return Admitted(True, "0-1")
+        return Admitted(True, "0-1", now)
 
     def claim(self, replica: str, model: str, count: int) -> list[Claim]:
         now = self._now_ms()

@@ -31,10 +31,14 @@ class Admission(Struct, frozen=True):
 
 
 class Admitted(Struct, frozen=True):
-    """`is_new` False: a job of this id was there already, and nothing was enqueued."""
+    """`is_new` False: a job of this id was there already, and nothing was enqueued.
+
+    `enqueued_ms` is what the log's first entry says, so that the admitting pod need not read it; only if it is new.
+    """
 
     is_new: bool
     last: Position
+    enqueued_ms: int = 0
 
 
 class Claim(Struct, frozen=True):

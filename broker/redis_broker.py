@@ -120,7 +120,9 @@ class RedisBroker:
                 raise NoCapacity
             case [b"queue_full", waiting]:
                 raise QueueFull(f"{waiting} requests wait for this model already", retry_after_s=1)
-        return Admitted(answer[0] == b"admitted", answer[1].decode())
+        if answer[0] == b"admitted":
+            return Admitted(True, answer[1].decode(), answer[2])
+        return Admitted(False, answer[1].decode())
 
     async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
         rows = await self._run("claim", shard, replica, model, count, _ms(self._queue.lease_s))

@@ -18,8 +18,8 @@ from typing import Literal
 from headrace.broker import keys, messages
 from headrace.broker.errors import BrokerDown, HeadraceError, JobNotFound, LogGap, LogLost
 from headrace.broker.hints import decode_hint
-from headrace.broker.messages import Claimed, ReadEntry
-from headrace.broker.protocol import Append, Broker, Listener, Position
+from headrace.broker.messages import Claimed, Queued, ReadEntry
+from headrace.broker.protocol import Admitted, Append, Broker, Listener, Position
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,11 @@ class Reader:
                 self.is_behind = True
         self.wake()
 
+    def begin(self, first: ReadEntry) -> None:
+        """Take the log's first entry as known; what follows comes as hints."""
+        self._take(first)
+        self.is_behind = False
+
     def poke(self) -> None:
         """Make `read` answer now, with nothing if there is nothing: it is time for a heartbeat, say."""
         self._is_poked = True
@@ -193,8 +198,15 @@ class Tail:
     def readers(self) -> int:
         return sum(map(len, self._readers.values()))
 
+    def open_admitted(self, job_id: str, admitted: Admitted) -> Reader:
+        """A reader of a job that this pod has just admitted, and so holds a reading lease of already."""
+        reader = self.open(job_id, START)
+        if admitted.is_new:
+            reader.begin(ReadEntry(admitted.last, 0, [Queued(admitted.enqueued_ms)]))
+        return reader
+
     def open(self, job_id: str, position: Position) -> Reader:
-        """A reader of a job that this pod has just admitted and is a reader of already."""
+        """A reader of what comes after a position, under a reading lease that this pod holds already."""
         reader = Reader(self, job_id, position)
         self._readers.setdefault(job_id, set()).add(reader)
         self._leaving.pop(job_id, None)

@@ -48,7 +48,7 @@ class Track:
         self.ending: Ended | None = None
         self.settled: asyncio.Future[Written] | None = None
         self.is_lost = False
-        self._moved: asyncio.Future[None] | None = None
+        self._moved = asyncio.Event()
         self.on_lost = on_lost
         self._writer = writer
         self._enqueued_at = time.monotonic() - age_ms / 1000
@@ -71,13 +71,12 @@ class Track:
     async def clear(self) -> None:
         """Wait until everything is acknowledged, or the log is ours no more."""
         while not self.is_clear and not self.is_lost:
-            self._moved = asyncio.get_running_loop().create_future()
-            await self._moved
+            self._moved.clear()
+            await self._moved.wait()
 
     def moved(self) -> None:
         """The log has answered: whoever waits in `clear` looks again."""
-        if self._moved is not None and not self._moved.done():
-            self._moved.set_result(None)
+        self._moved.set()
 
     def append(self, events: Iterable[Event]) -> None:
         if not self.is_lost:
@@ -122,14 +121,17 @@ class LogWriter:
     def open(
         self, job_id: str, attempt: int, age_ms: int, readers: Iterable[str], on_lost: Callable[[], None]
     ) -> Track:
-        """Begin to write an attempt whose `<attempt>-0` the claim has appended."""
+        """Begin to write an attempt whose `<attempt>-0` the claim has appended; an earlier one here is lost by it."""
+        if (former := self._tracks.get(job_id)) is not None:
+            former.lose("stale")
         track = self._tracks[job_id] = Track(self, job_id, attempt, age_ms, readers, on_lost)
         return track
 
     def close_track(self, track: Track) -> None:
         if self._tracks.get(track.job_id) is track:
             del self._tracks[track.job_id]
-        self._ready.pop(track.job_id, None)
+        if self._ready.get(track.job_id) is track:
+            del self._ready[track.job_id]
 
     def wake(self, track: Track) -> None:
         self._ready[track.job_id] = track
@@ -151,7 +153,8 @@ class LogWriter:
         tracks, hints = list(self._ready.values()), self._hints
         self._ready, self._hints = {}, {}
         self._wake.clear()
-        appends = [self._take(track) for track in tracks if track.pending and not track.is_lost]
+        writers = [track for track in tracks if track.pending and not track.is_lost]
+        appends = [self._take(track) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
         started = time.perf_counter()
         answers = await self._lane.exchange(
@@ -163,8 +166,8 @@ class LogWriter:
             metrics.APPEND_SECONDS.observe(time.perf_counter() - started)
         self._muted = {pod: until for pod, until in self._muted.items() if until > started}
         self._muted.update(dict.fromkeys(answers.deaf, started + _MUTE_S))
-        for append, written in zip(appends, answers.appends, strict=True):
-            await self._appended(append, written)
+        for track, append, written in zip(writers, appends, answers.appends, strict=True):
+            await self._appended(track, append, written)
         for track, written in zip(enders, answers.settles, strict=True):
             await self._settled(track, written)
 
@@ -175,9 +178,8 @@ class LogWriter:
         track.sent.append(data)
         return Append(track.job_id, f"{track.attempt}-{len(track.sent)}", data)
 
-    async def _appended(self, append: Append, written: Written) -> None:
-        track = self._tracks.get(append.job_id)
-        if track is None or track.is_lost:
+    async def _appended(self, track: Track, append: Append, written: Written) -> None:
+        if track.is_lost:
             return
         if written != "ok":
             await self._ask(track)
@@ -217,6 +219,8 @@ class LogWriter:
     async def _ask(self, track: Track) -> None:
         """Make this track agree with its log: drop what the log has, send again what it has not, or lose it."""
         last = await self._broker.last_id(track.job_id)
+        if self._tracks.get(track.job_id) is not track or track.is_lost:
+            return  # it was released, settled or lost meanwhile
         if last is None:
             track.lose("gone")
             return
@@ -232,11 +236,12 @@ class LogWriter:
         for index in range(track.acked, n):
             self._show(track, self._entry(track, index + 1))
         track.acked = n
+        track.moved()
         await self._resend(track)
         self.wake(track)
 
     async def _resend(self, track: Track) -> None:
-        while track.acked < len(track.sent):
+        while track.acked < len(track.sent) and not track.is_lost:
             entry = self._entry(track, track.acked + 1)
             answers = await self._lane.exchange([], [entry], [])
             if answers.appends != ["ok"]:

@@ -32,7 +32,6 @@ class Pod(uvicorn.Server):
         self._listener = server.bind(settings, 0)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         app = create_app(settings, broker, self.url)
-        self.pod_streams = app.state.pod.beats
         protocol = server.HalfCloseProtocol
         super().__init__(uvicorn.Config(app, http=protocol, log_config=None, ws="none", timeout_graceful_shutdown=1))
         self._task = asyncio.create_task(self.serve([self._listener]))
@@ -40,6 +39,13 @@ class Pod(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    def die(self) -> None:
+        """What clients see of a killed pod: every connection breaks, and no new one is taken."""
+        for listener in self.servers:
+            listener.close()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
 
     async def stop(self) -> None:
         self.should_exit = True

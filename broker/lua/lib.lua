@@ -80,6 +80,8 @@ local function enqueue(job, model, band, tag, ttl_ms)
   redis.call('ZADD', K.queue .. model .. ':' .. band, tag, job)
   keep(K.queue .. model .. ':' .. band, ttl_ms)
   redis.call('HSET', K.job .. job, 'place', band)
+  redis.call('SADD', K.models, model)
+  keep(K.models, ttl_ms)
   wake(model)
 end
 

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from headrace.broker import keys, messages
 from headrace.broker.hints import decode_hint
+from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Band, Delta, Ended, Entry, ReadEntry, Started, Status
 from headrace.broker.protocol import Append, Broker, Claim, Exchange, Hint, Listener, Reaped, Settle, Tick, Written
+from headrace.broker.redis_broker import RedisBroker
 from tests.support import an_admission, eventually
 
 MakeBroker = Callable[..., Awaitable[Broker]]
@@ -92,6 +94,16 @@ async def log_of(broker: Broker, job_id: str) -> list[ReadEntry]:
     return [messages.decode_entry(entry_id, data) for entry_id, data in rows]
 
 
+def tokens_of(entries: Sequence[ReadEntry]) -> list[int]:
+    return [
+        token_id
+        for entry in entries
+        for event in entry.events
+        if isinstance(event, Delta)
+        for token_id in event.token_ids
+    ]
+
+
 async def ids_of(broker: Broker, job_id: str) -> list[str]:
     return [entry.id for entry in await log_of(broker, job_id)]
 
@@ -108,6 +120,14 @@ async def end_of(broker: Broker, job_id: str) -> tuple[str, str, str]:
 async def state_of(broker: Broker, job_id: str) -> str:
     status = await broker.status(job_id)
     return status.state if status else "unknown"
+
+
+async def lose_log(broker: Broker, job_id: str) -> None:
+    """What a failover may do: the job and its log are not there any more."""
+    if isinstance(broker, MemoryBroker):
+        del broker._of(job_id)._jobs[job_id]
+    elif isinstance(broker, RedisBroker):
+        await broker._redis.delete(keys.key("job", 0, job_id), keys.key("log", 0, job_id))
 
 
 def unknown_id() -> str:

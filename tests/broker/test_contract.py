@@ -233,8 +233,8 @@ async def test_settle_of_a_job_that_was_handed_back_takes_it_out_of_the_queue(br
     await broker.release("r", job_id, 1, "1-0")
     assert await settle(broker, job_id, 1, "1-0") == "ok"
     assert await end_of(broker, job_id) == ("1-1", "done", "")
-    assert await claim_ids(broker, 1) == []
     assert (await broker.stats("m")).waiting["resume"] == 0
+    assert await claim_ids(broker, 1) == []
 
 
 async def test_settle_ends_a_job_once_even_if_another_had_ended_it(broker: Broker) -> None:

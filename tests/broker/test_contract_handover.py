@@ -31,11 +31,11 @@ async def test_release_puts_a_job_before_all_others(broker: Broker) -> None:
 
 
 async def test_released_jobs_keep_their_age(broker: Broker) -> None:
-    admitted = [await admit(broker) for _ in range(3)]
-    await claim_ids(broker, 3)
-    for job_id in (admitted[2], admitted[0], admitted[1]):
+    admitted = [await admit(broker) for _ in range(9)]
+    await claim_ids(broker, 9)
+    for job_id in (*admitted[4:], *admitted[:4]):
         await broker.release("r", job_id, 1, "1-0")
-    assert await claim_ids(broker, 3) == admitted
+    assert await claim_ids(broker, 9) == admitted
 
 
 async def test_release_frees_the_lease_and_tells_its_holder(broker: Broker) -> None:

@@ -58,6 +58,18 @@ async def test_a_renewed_reading_lease_is_no_news(broker: Broker) -> None:
     assert (await tick(broker)).news == []
 
 
+async def test_a_pod_that_does_not_renew_is_no_reader_for_workers(make_broker: MakeBroker) -> None:
+    broker = await make_broker(reader_lease_s=0.1)
+    job_id = await admit(broker, pod="p")
+
+    async def has_lapsed() -> bool:
+        claimed = await claim(broker)
+        await broker.release("r", job_id, claimed.attempt, f"{claimed.attempt}-0")
+        return claimed.readers == []
+
+    await eventually(has_lapsed)
+
+
 async def test_a_reader_that_leaves_is_news(broker: Broker) -> None:
     job_id = await admit(broker, pod="p1")
     await broker.watch("p2", [job_id])
@@ -119,9 +131,9 @@ async def test_a_job_of_grace_minus_1_runs_without_readers(make_broker: MakeBrok
     broker = await make_broker(reader_lease_s=0.05, queue_timeout_s=0.3)
     job_id = await admit(broker, pod="p", grace_ms=-1)
     await claim(broker)
+    await broker.watch("p2", [job_id])
     await broker.unwatch("p", {job_id: None})
     await _outlast(broker)
-    assert await state_of(broker, job_id) == "running"
     assert [news.cancel for news in (await tick(broker)).news] == [""]
 
 
@@ -160,6 +172,12 @@ async def test_unwatch_may_be_repeated_and_tolerates_what_is_not_there(broker: B
     await broker.watch("p2", [job_id])
     await broker.unwatch("p1", {job_id: None, unknown_id(): 0})
     await broker.unwatch("p1", {job_id: None})
+    assert await state_of(broker, job_id) == "waiting"
+
+
+async def test_a_pod_that_never_read_has_no_say_in_the_grace_time(broker: Broker) -> None:
+    job_id = await admit(broker, grace_ms=60_000)
+    await broker.unwatch("stranger", {job_id: 0})
     assert await state_of(broker, job_id) == "waiting"
 
 

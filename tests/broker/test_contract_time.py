@@ -30,9 +30,9 @@ from tests.support import an_admission, eventually
 
 
 async def test_reap_finds_nothing_where_nothing_has_run_out(broker: Broker) -> None:
-    await admit(broker, pod="p", grace_ms=1000)
+    await admit(broker, pod="p", grace_ms=0)
     await claim(broker)
-    await admit(broker)
+    await admit(broker, pod="p", grace_ms=0)
     assert await broker.reap(0) == Reaped(0, 0, 0, 0)
 
 
@@ -255,6 +255,15 @@ async def test_a_claim_that_got_all_it_asked_for_is_not_idle(broker: Broker, ear
     assert busy == [0]
 
 
+async def test_a_replica_that_asks_again_is_idle_once(broker: Broker, ears: Ears) -> None:
+    often, once = await ears.replica(broker, "often"), await ears.replica(broker, "once")
+    for replica in ("often", "often", "once", "often"):
+        await broker.claim(0, replica, "m", 1)
+    for _ in range(2):
+        await admit(broker)
+    await eventually(lambda: (often, once) == ([0], [0]))
+
+
 async def test_idle_replicas_without_a_connection_are_passed_over(broker: Broker, ears: Ears) -> None:
     alive = await ears.replica(broker, "alive")
     for replica in ("dead", "dead too", "alive"):
@@ -322,3 +331,22 @@ async def test_a_replica_is_capacity_for_its_model(broker: Broker) -> None:
 async def test_ping_answers_a_share(broker: Broker) -> None:
     await serve(broker)
     assert 0.0 <= await broker.ping() <= 1.0
+
+
+async def test_a_job_whose_worker_died_is_ended_when_nobody_serves_its_model_any_more(
+    make_broker: MakeBroker,
+) -> None:
+    """Its queue had been empty since the claim; handed back, it must be found again."""
+    broker = await make_broker(lease_s=0.2)
+    admission = an_admission()
+    await broker.admit(admission)
+    await broker.reap(0)
+    await broker.claim(0, "r1", "m", 1)
+    await broker.reap(0)
+
+    async def has_ended() -> bool:
+        await broker.reap(0)
+        status = await broker.status(admission.job.id)
+        return status is not None and status.state == "failed"
+
+    await eventually(has_ended)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import redis.asyncio as redis
 
 from headrace.broker import embedded
 from headrace.broker.embedded import EmbeddedServer
@@ -55,12 +56,19 @@ def is_there(path: str) -> bool:
 
 
 async def kill(server: EmbeddedServer) -> None:
+    """SIGKILL, once the log file has everything: the server holds a write back while an fsync is under way."""
+    async with redis.Redis.from_url(server.url, protocol=2) as client:
+
+        async def is_written() -> bool:
+            return bool((await client.info("persistence"))["aof_buffer_length"] == 0)
+
+        await eventually(is_written)
     assert server.process is not None
     server.process.kill()
     await server.process.wait()
 
 
-async def test_a_killed_server_has_all_jobs_and_logs_when_it_is_started_again(
+async def test_a_killed_server_has_all_jobs_and_logs_of_its_file_when_it_is_started_again(
     server: EmbeddedServer, broker: RedisBroker
 ) -> None:
     ended, running = await finish(broker), await admit(broker)

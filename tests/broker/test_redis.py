@@ -80,6 +80,27 @@ async def test_every_key_is_in_the_table_with_its_type(broker: RedisBroker, redi
     assert found == listed
 
 
+async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    done, handed_back, cancelled = [await admit(broker, pod="p", grace_ms=1000) for _ in range(3)]
+    await broker.claim(0, "r", "m", 2)
+    await settle(broker, done, 1, "1-0")
+    await broker.release("r", handed_back, 1, "1-0")
+    await settle(broker, handed_back, 1, "1-0")
+    await broker.cancel(cancelled, "test")
+    await tick(broker, seen=int(redis_client.get(keys.key("counter", 0)) or 0))
+    names = {name.decode() for name in redis_client.scan_iter()}
+    own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
+    assert names - own == {keys.key("counter", 0), keys.key("models", 0), keys.key("model", 0, "m")}
+
+
+async def test_a_job_that_waits_is_in_no_list_of_running_ones(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    job_id = await admit(broker)
+    await claim(broker)
+    assert redis_client.exists(keys.key("deadlines", 0)) == 0
+    await broker.release("r", job_id, 1, "1-0")
+    assert redis_client.exists(keys.key("leases", 0), keys.key("held", 0, "r")) == 0
+
+
 async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker, redis_client: redis.Redis) -> None:
     job_id = await admit(broker, pod="p", grace_ms=1000)
     until_ms = redis_client.pexpiretime(keys.key("job", 0, job_id))

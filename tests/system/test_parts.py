@@ -1,0 +1,100 @@
+"""The parts as single processes, without Ray: pods and workers that are killed and paused."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from headrace.broker.embedded import EmbeddedServer
+from headrace.workers.engines.scripted import oracle
+from tests.system.conftest import Machine, MakeMachine, scripted, until
+from tests.system.reading import Cut, chat, resume
+
+LEASE_S = 1.0
+BODY = {"model": "scripted", "messages": [{"role": "user", "content": "parts"}], "max_tokens": 100}
+EXPECTED = "".join(f" {oracle('parts', 0, 0, index):08x}" for index in range(100))
+
+
+@pytest.fixture
+def machine(make_machine: MakeMachine) -> Iterator[Machine]:
+    """A broker and one pod; the tests start the workers."""
+    settings = {"models": [scripted(tokens_per_s=40)], "queue": {"lease_s": LEASE_S}}
+    machine = make_machine(settings)
+    with asyncio.Runner() as runner:
+        server = EmbeddedServer(str(machine.folder))
+        runner.run(server.start())
+        machine.start("api")
+        until(lambda: _is_ready(machine.urls[0]), 20)
+        yield machine
+        machine.end()
+        runner.run(server.stop())
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _wait_for_replicas(machine: Machine, count: int) -> None:
+    until(lambda: len(machine.pids("replica")) == count, 30)
+
+
+def test_without_a_worker_a_request_is_refused_at_once(machine: Machine) -> None:
+    answer = httpx.post(f"{machine.urls[0]}/v1/chat/completions", json={**BODY, "stream": True})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_capacity")
+
+
+def test_e1_a_worker_killed_with_nobody_to_take_over_ends_the_stream_with_an_error(machine: Machine) -> None:
+    worker = machine.start("worker")
+    _wait_for_replicas(machine, 1)
+    first = chat(machine.urls[0], BODY, stop_after=5)
+    worker.send_signal(signal.SIGKILL)
+    rest = resume(machine.urls[0], first)
+    assert rest.is_done
+    assert rest.events[-2].data["error"]["code"] == "no_capacity"  # type: ignore[index]
+    assert EXPECTED.startswith(first.text + rest.text)
+
+
+def test_e2_a_killed_workers_jobs_go_on_exactly_at_another(machine: Machine) -> None:
+    workers = [machine.start("worker") for _ in range(2)]
+    _wait_for_replicas(machine, 2)
+    cuts = [chat(machine.urls[0], BODY, stop_after=4 + index) for index in range(4)]
+    workers[0].send_signal(signal.SIGKILL)
+    for first in cuts:
+        rest = resume(machine.urls[0], first)
+        assert rest.is_done
+        assert first.text + rest.text == EXPECTED
+
+
+def test_e3_a_worker_paused_past_its_lease_writes_nothing_when_it_wakes(machine: Machine) -> None:
+    zombie = machine.start("worker")
+    _wait_for_replicas(machine, 1)
+    first = chat(machine.urls[0], BODY, stop_after=4)
+    zombie.send_signal(signal.SIGSTOP)
+    machine.start("worker")
+    rest = resume(machine.urls[0], first)
+    zombie.send_signal(signal.SIGCONT)
+    assert rest.is_done
+    assert first.text + rest.text == EXPECTED
+    again = resume(machine.urls[0], Cut(first.job, []))
+    assert again.text == EXPECTED
+    assert zombie.poll() is None
+
+
+def test_sigterm_hands_running_jobs_to_another_worker(machine: Machine) -> None:
+    machine.config.write_text(machine.config.read_text("utf-8") + "\nworker: {drain_s: 0}\n", "utf-8")
+    leaving = machine.start("worker")
+    _wait_for_replicas(machine, 1)
+    first = chat(machine.urls[0], BODY, stop_after=4)
+    machine.start("worker")
+    _wait_for_replicas(machine, 2)
+    leaving.send_signal(signal.SIGTERM)
+    rest = resume(machine.urls[0], first)
+    assert first.text + rest.text == EXPECTED
+    assert leaving.wait(20) == 0
