@@ -15,4 +15,4 @@ def command(config: options.Config = None) -> None:
     settings = options.read(config)
     options.log_to_stderr(settings.log_level)
     url = settings.redis.url or embedded.url(settings.data_dir)
-    asyncio.run(driver.run(settings, options.broker_of(settings), url))
+    asyncio.run(driver.run(settings, url))

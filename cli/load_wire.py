@@ -7,7 +7,7 @@ that one is `headrace.client`.
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol
+from typing import Protocol, cast
 
 _HEAD_END = b"\r\n\r\n"
 _EVENT_END = b"\n\n"
@@ -49,11 +49,12 @@ class Exchange(asyncio.Protocol):
         self._is_over = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # uvloop's transports are none by their class
+        self._transport = cast(asyncio.Transport, transport)
         if self._is_over:
-            transport.abort()
-        transport.write(self._request)
+            self._transport.abort()
+        else:
+            self._transport.write(self._request)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_over = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
@@ -52,6 +53,7 @@ class _Serve:
         self._config = config
         self._ports = range(port, port + pods)
         self._console = Console(stderr=True)
+        self._id = f"serve-{socket.gethostname()}-{os.getpid()}"
         self._models: dict[str, str] = {}
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -61,22 +63,21 @@ class _Serve:
     async def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal)
-        # kept open here, so that a pod that is started again finds its clients waiting
-        listeners = [_bind(self._settings, port) for port in self._ports]
-        lock = _lock(self._settings.data_dir)
-        try:
+        async with contextlib.AsyncExitStack() as held:
+            # kept open here, so that a pod that is started again finds its clients waiting
+            listeners = [held.enter_context(_bind(self._settings, port)) for port in self._ports]
+            held.enter_context(_lock(self._settings.data_dir))
             with self._console.status("starting the broker") as status:
                 await self._start_broker()
+                held.push_async_callback(self._stop_broker)
+                presence = asyncio.create_task(self._keep_capacity(), name="presence")
+                held.callback(presence.cancel)
                 self._start_children(listeners)
+                held.push_async_callback(self._end)
                 await self._until_ready(status)
             if not self._stop.is_set():
                 self._say_ready()
                 await self._keep_broker()
-        finally:
-            await self._end()
-            lock.close()
-            for listener in listeners:
-                listener.close()
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -87,6 +88,23 @@ class _Serve:
         if self._settings.redis.url is None:
             self._server = EmbeddedServer(self._settings.data_dir)
             await self._server.start()
+
+    async def _stop_broker(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+
+    async def _keep_capacity(self) -> None:
+        """Say, from before the first pod to after the last, that replicas are wanted: what waits is not refused."""
+        broker = options.broker_of(self._settings)
+        try:
+            while True:
+                for model in self._settings.models:
+                    if model.replicas and self._models.get(model.name) != "failed":
+                        with contextlib.suppress(BrokerDown):
+                            await broker.present("cluster", self._id, model.name, {})
+                await asyncio.sleep(min(1.0, self._settings.queue.lease_s / 3))
+        finally:
+            await broker.close()
 
     def _start_children(self, listeners: list[socket.socket]) -> None:
         config = ["--config", str(self._config.resolve())] if self._config else []
@@ -165,15 +183,11 @@ class _Serve:
                 await server.start()
 
     async def _end(self) -> None:
-        """Replicas drain while pods still relay what they finish; then pods, then the broker."""
-        if self._children:
-            patience_s = self._settings.worker.drain_s + 10
-            self._console.print("draining; Ctrl-C again ends it at once", style="dim")
-            *pods, cluster = self._children
-            await cluster.stop(patience_s, force=self._force)
-            await asyncio.gather(*(pod.stop(_POD_PATIENCE_S, force=self._force) for pod in pods))
-        if self._server is not None:
-            await self._server.stop()
+        """Replicas drain while pods still relay what they finish; then the pods end."""
+        self._console.print("draining; Ctrl-C again ends it at once", style="dim")
+        *pods, cluster = self._children
+        await cluster.stop(self._settings.worker.drain_s + 10, force=self._force)
+        await asyncio.gather(*(pod.stop(_POD_PATIENCE_S, force=self._force) for pod in pods))
 
 
 def _bind(settings: Settings, port: int) -> socket.socket:

@@ -57,7 +57,7 @@ def test_wrong_configurations_name_the_path_and_exit_with_2(machine: Machine) ->
     answer = machine.run("serve")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "models[0]" in answer.stderr and "slotz" in answer.stderr
-    machine.config.write_text("api: {port: nine}\nmodels: [{name: x, engine: scripted}]", "utf-8")
+    machine.config.write_text("redis: {shards: nine}\nmodels: [{name: x, engine: scripted}]", "utf-8")
     for command in ("serve", "api", "worker", "status"):
         answer = machine.run(command)
         assert answer.returncode == 2
