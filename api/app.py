@@ -19,7 +19,15 @@ from headrace.api.formats import BY_NAME
 from headrace.api.pod import Pod
 from headrace.api.relay import retry_after
 from headrace.broker import metrics
-from headrace.broker.errors import BadRequest, HeadraceError, MethodNotAllowed, NotFound
+from headrace.broker.errors import (
+    BadRequest,
+    BodyTimeout,
+    BodyTooLarge,
+    HeadersTooLarge,
+    HeadraceError,
+    MethodNotAllowed,
+    NotFound,
+)
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 
@@ -52,15 +60,21 @@ async def _on_error(request: Request, error: Exception) -> Response:
     # every route so far speaks OpenAI's envelope
     body = BY_NAME["openai.chat"].error_body(error)
     headers = dict(retry_after(error))
+    if job_id := getattr(request.state, "job_id", None):
+        headers["x-request-id"] = job_id
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):
+        headers["connection"] = "close"
     return Response(body, error.status, headers=headers, media_type="application/json")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kinds = {404: NotFound("there is no such address here"), 405: MethodNotAllowed()}
-    return await _on_error(request, kinds.get(error.status_code) or BadRequest(str(error.detail)))
+    response = await _on_error(request, kinds.get(error.status_code) or BadRequest(str(error.detail)))
+    response.headers.update(error.headers or {})  # a 405 must say what is allowed
+    return response
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:

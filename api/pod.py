@@ -17,6 +17,7 @@ from headrace.broker.errors import BrokerDown, BrokerFull, HeadraceError
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 from headrace.broker.tail import Tail
+from headrace.broker.tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,8 @@ class Pod:
         self.settings = settings
         self.broker = broker
         self.url = url
+        self.beat_s = min(1.0, settings.api.heartbeat_s / 4)
+        """How often every open stream is asked whether a heartbeat is due."""
         self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
         self.beats: dict[Beating, asyncio.Task[None]] = {}
         """The streams that are open here, each with the task that may be cancelled if its client takes nothing."""
@@ -60,9 +63,7 @@ class Pod:
         ]
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         await self.tail.close()
         with contextlib.suppress(BrokerDown):
             await self.broker.absent("pods", self.id, "")
@@ -117,7 +118,7 @@ class Pod:
     async def _beat(self) -> None:
         api = self.settings.api
         while True:
-            await asyncio.sleep(min(1.0, api.heartbeat_s / 4))
+            await asyncio.sleep(self.beat_s)
             now = time.monotonic()
             for stream, task in list(self.beats.items()):
                 if stream.is_writing and now - stream.wrote_at > api.slow_client_timeout_s:

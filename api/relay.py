@@ -16,8 +16,8 @@ from headrace.api.formats.format import Format
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut
 from headrace.broker import errors, keys, metrics
-from headrace.broker.errors import BrokerDown, HeadraceError, JobEnded, LogLost
-from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, View
+from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
+from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
 from headrace.broker.tail import Reader
 
 _PROBE_S = 0.1
@@ -75,8 +75,13 @@ class Reply(Response):
         raise NotImplementedError
 
     async def _watch_client(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        """Wait until the client leaves. A body that nobody asked for is dropped, up to what any body may have."""
+        left = self.subject.pod.settings.api.max_body_bytes
+        while (message := await receive())["type"] != "http.disconnect":
+            left -= len(message.get("body", b""))
+            if left < 0:
+                self.reader.fail(BodyTooLarge())
+                return
         self.reader.fail(ClientGone())
 
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
@@ -127,13 +132,15 @@ class StreamReply(Reply):
         self._cut = cut
         self._is_past_cut = cut is None
         self._has_headers = False
+        self._are_headers_due = False
+        self._beat_at = 0.0
         self._is_claimed = False
         self._enqueued_ms = 0
-        self._headers_by = time.monotonic() + subject.pod.settings.api.headers_after_ms / 1000
 
     async def respond(self, scope: Scope, send: Send) -> None:
         scope["headrace.half_closed"] = self._probe
-        asyncio.get_running_loop().call_at(self._headers_by, self.reader.poke)
+        wait_s = self.subject.pod.settings.api.headers_after_ms / 1000
+        timer = asyncio.get_running_loop().call_later(wait_s, self._call_headers)
         beats = self.subject.pod.beats
         task = asyncio.current_task()
         assert task is not None
@@ -145,22 +152,27 @@ class StreamReply(Reply):
         except HeadraceError as error:
             await self._fail(send, error)
         finally:
+            timer.cancel()
             del beats[self]
 
     def beat(self, now: float) -> None:
-        """Called by the pod about once a second, more often than a heartbeat."""
-        if not self.is_writing and now - self.wrote_at >= self.subject.pod.settings.api.heartbeat_s:
+        """Called by the pod every `beat_s`: it is time for a heartbeat if the next call would be too late for it."""
+        if not self.is_writing and now >= self._beat_at:
             self.reader.poke()
+
+    def _call_headers(self) -> None:
+        """Headers have waited long enough; from now on they need nothing of the worker."""
+        self._are_headers_due = True
+        self.reader.poke()
 
     def _probe(self) -> None:
         """The client has closed its side: two writes tell whether it still reads, since the second one fails if not."""
-        self.wrote_at = self._headers_by = 0.0
-        self.reader.poke()
-        asyncio.get_running_loop().call_later(_PROBE_S, self._probe_again)
+        self._write_soon()
+        asyncio.get_running_loop().call_later(_PROBE_S, self._write_soon)
 
-    def _probe_again(self) -> None:
-        self.wrote_at = 0.0
-        self.reader.poke()
+    def _write_soon(self) -> None:
+        self._beat_at = 0.0
+        self._call_headers()
 
     async def _stream(self, send: Send) -> None:
         held: list[ReadEntry] = []
@@ -177,36 +189,37 @@ class StreamReply(Reply):
     async def _write_entries(self, send: Send, entries: list[ReadEntry]) -> bool:
         """Fold entries and write their frames at once; True after the end."""
         ended = end_of(entries[-1])
-        if not self._has_headers and ended:
+        if ended and not self._has_headers and not any(map(_is_started, entries)):
             raise_failure(ended)
         form, frames = self.subject.form, []
         for entry in entries:
             self._note(entry)
             payloads = self._fold.feed(entry)
-            for index in range(self._first_new_frame(entry), len(payloads)):
+            for index in range(self._first_new_frame(entry, len(payloads)), len(payloads)):
                 suffix = "" if index == len(payloads) - 1 else f".{index + 1}"
                 frames.append(form.frame(f"{self.subject.job_id}.{entry.id}{suffix}", payloads[index]))
         if ended:
             frames.append(form.terminator)
             self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
-        if self._is_past_cut or ended:
+        if self._is_past_cut and (frames or not self._has_headers):
             await self._write(send, b"".join(frames), is_last=ended is not None)
             lag_s = time.time() - (self._enqueued_ms + entries[-1].at_ms) / 1000
             metrics.RELAY_LAG.observe(max(0.0, lag_s))
         return ended is not None
 
-    def _first_new_frame(self, entry: ReadEntry) -> int:
-        """How many of an entry's frames the client has; raises LogLost if the log passes its position by."""
+    def _first_new_frame(self, entry: ReadEntry, count: int) -> int:
+        """How many of an entry's `count` frames the client has; raises LogLost if its position is none of this log."""
         if self._is_past_cut or self._cut is None:
             return 0
         metrics.REPLAYED_EVENTS.inc()
         at = keys.position(entry.id)
         if at < self._cut.entry:
-            return 1 << 30
-        if at > self._cut.entry:
-            raise LogLost("this position is not in the log any more")
+            return count
+        frame = self._cut.frame
+        if at > self._cut.entry or (frame is not None and frame >= count):
+            raise LogLost("this position is not in the log")
         self._is_past_cut = True
-        return 1 << 30 if self._cut.frame is None else self._cut.frame
+        return count if frame is None else frame
 
     def _note(self, entry: ReadEntry) -> None:
         first = entry.events[0] if entry.events else None
@@ -217,12 +230,9 @@ class StreamReply(Reply):
 
     async def _write_heartbeat(self, send: Send) -> None:
         """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
-        now = time.monotonic()
-        if not self._has_headers and now < self._headers_by:
-            return
-        if self._has_headers and now - self.wrote_at < self.subject.pod.settings.api.heartbeat_s:
-            return
-        await self._write(send, self.subject.form.heartbeat(await self._waiting_note()))
+        is_due = time.monotonic() >= self._beat_at if self._has_headers else self._are_headers_due
+        if is_due:
+            await self._write(send, self.subject.form.heartbeat(await self._waiting_note()))
 
     async def _waiting_note(self) -> str:
         if self._is_claimed:
@@ -245,7 +255,8 @@ class StreamReply(Reply):
             await self._send_start(send, 200, headers)
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self.is_writing = False
-        self.wrote_at = time.monotonic()
+        pod = self.subject.pod
+        self._beat_at = time.monotonic() + pod.settings.api.heartbeat_s - pod.beat_s
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
         self.outcome = error.code
@@ -271,6 +282,11 @@ def raise_failure(ended: Ended) -> None:
 
 def retry_after(error: HeadraceError) -> dict[str, str]:
     return {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
+
+
+def _is_started(entry: ReadEntry) -> bool:
+    """Has the engine accepted the prompt? Whatever comes then is told in the stream, whenever it is read."""
+    return any(isinstance(event, Started) for event in entry.events)
 
 
 def _is_begun(entry: ReadEntry) -> bool:

@@ -58,7 +58,8 @@ def streams(pod: Pod) -> APIRouter:
     async def cancel(request: Request, job: str) -> Response:
         await submit.find(pod, request, job)
         was = await pod.broker.cancel(job, "delete")
-        return _json({"id": job, "object": "stream", "was": was, "cancelled": was in ("waiting", "running")})
+        said = {"id": job, "object": "stream", "was": was, "cancelled": was in ("waiting", "running")}
+        return _json(said, headers={"x-request-id": job})
 
     @router.get("/{job}/status")
     async def status(request: Request, job: str) -> Response:
@@ -73,7 +74,8 @@ def streams(pod: Pod) -> APIRouter:
                 "last": f"{job}.{found.last}",
                 "attempt": found.attempt,
                 "ahead": found.ahead,
-            }
+            },
+            headers={"x-request-id": job},
         )
 
     return router
@@ -103,5 +105,5 @@ def operations(pod: Pod) -> APIRouter:
     return router
 
 
-def _json(content: object, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(content), status, media_type="application/json")
+def _json(content: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), status, headers, "application/json")

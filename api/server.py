@@ -4,27 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.api.app import create_app
-from headrace.broker.errors import ConfigError
+from headrace.api.formats import BY_NAME
+from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
+from headrace.broker.tasks import loop_factory
 
 
-class HalfCloseProtocol(HttpToolsProtocol):
-    """A client may close its writing side and go on reading; only a stream can find out whether it still does."""
+class PodProtocol(HttpToolsProtocol):
+    """HTTP as uvicorn reads it, and what it leaves open: half-closed connections, heads without end, unread bodies."""
+
+    def __init__(self, *args: Any, max_header_bytes: int = 65_536, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._max_head_bytes = max_header_bytes
+        self._head_bytes = 0
+        self._is_in_head = False
 
     def eof_received(self) -> Any:
-        """Keep the connection of a running stream open, and have it write; anything else is closed, as usual."""
+        """A client may close its writing side and go on reading; only a stream can find out whether it still does.
+
+        Keep the connection of a running stream open, and have it write; anything else is closed, as usual.
+        """
         cycle: Any = self.cycle
         if cycle is None or cycle.response_complete or "headrace.half_closed" not in cycle.scope:
             return None
         cycle.scope["headrace.half_closed"]()
         return True
+
+    def data_received(self, data: bytes) -> None:
+        """A head that is not complete is refused by its size here; the application sees only complete ones."""
+        super().data_received(data)
+        if self._is_in_head and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self._max_head_bytes:
+                self._refuse(HeadersTooLarge())
+
+    def on_message_begin(self) -> None:
+        self._is_in_head, self._head_bytes = True, 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""
+        if self.cycle.more_body:
+            self.transport.close()
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in the same words as everything else."""
+        self._refuse(BadRequest(msg))
+
+    def _refuse(self, error: HeadraceError) -> None:
+        body = BY_NAME["openai.chat"].error_body(error)
+        head = (
+            f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
 
 
 def bind(settings: Settings, port: int) -> socket.socket:
@@ -44,12 +93,12 @@ def bind(settings: Settings, port: int) -> socket.socket:
     return listener
 
 
-async def serve(settings: Settings, broker: Broker, listener: socket.socket) -> None:
-    """Run one pod on a bound socket."""
-    host, port = listener.getsockname()[:2]
-    config = uvicorn.Config(
-        create_app(settings, broker, f"http://{host}:{port}"),
-        http=HalfCloseProtocol,
+def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
+    """How uvicorn carries a pod."""
+    protocol: Any = partial(PodProtocol, max_header_bytes=settings.api.max_header_bytes)
+    return uvicorn.Config(
+        app,
+        http=protocol,
         loop="none",
         ws="none",
         access_log=False,
@@ -58,19 +107,25 @@ async def serve(settings: Settings, broker: Broker, listener: socket.socket) -> 
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.api.drain_s)),
     )
-    await uvicorn.Server(config).serve(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn's, which leaves connections open whose client does not take what was written: the loop waits for them."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+async def serve(settings: Settings, broker: Broker, listener: socket.socket) -> None:
+    """Run one pod on a bound socket."""
+    host, port = listener.getsockname()[:2]
+    app = create_app(settings, broker, f"http://{host}:{port}")
+    await Server(configure(settings, app)).serve(sockets=[listener])
 
 
 def run(settings: Settings, broker: Broker, listener: socket.socket) -> None:
     """`serve` on uvloop, where there is one."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(serve(settings, broker, listener))
-
-
-def loop_factory() -> Any:
-    """uvloop's loops if it is installed (it is not on Windows), else None for asyncio's own."""
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -63,13 +63,17 @@ async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -
 
 
 async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
-    """The job, if it is the caller's; one of somebody else is not found, like one that is not there."""
+    """The job, if it is the caller's; one of somebody else is not found, like one that is not there.
+
+    From then on the request is about this job: `request.state.job_id`, which also the errors that follow carry.
+    """
     key = caller_of(pod, request)
     if not keys.is_job_id(job_id, pod.broker.shards):
         raise BadRequest("a stream's id is 32 hex digits", param="job")
     status = await pod.broker.status(job_id)
     if status is None or status.view.owner != key.owner:
         raise JobNotFound
+    request.state.job_id = job_id
     return status
 
 
@@ -87,7 +91,6 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
 
 def _require_model(pod: Pod, name: str) -> None:
     if all(model.name != name for model in pod.settings.models):
-        metrics.REJECTIONS.labels(ModelNotFound.code).inc()
         raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
 
 

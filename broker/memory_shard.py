@@ -147,7 +147,7 @@ class MemoryShard(ShardState):
         is_new = pod not in stored.readers
         stored.readers[pod] = now + lease_ms
         if stored.ended:
-            stored.expires_ms = max(stored.expires_ms, now + ms(self._queue.log_ttl_s))
+            stored.expires_ms = max(stored.expires_ms, now + lease_ms, now + ms(self._queue.log_ttl_s))
             return True
         if stored.admission.grace_ms >= 0:
             stored.unread_ms = max(stored.unread_ms or 0, now + lease_ms + stored.admission.grace_ms)

@@ -44,6 +44,7 @@ SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
 """The oldest accepted versions, per server and series; older ones lack scripts with flags or have known holes."""
 
 _REAP_LIMIT = 256
+_POOL_WAIT_S = 30.0  # a burst of requests waits its turn; each command has a timeout of its own
 
 
 class RedisBroker:
@@ -60,7 +61,7 @@ class RedisBroker:
         self._pool = redis.BlockingConnectionPool.from_url(
             url,
             max_connections=settings.pool_size,
-            timeout=settings.timeout_s,
+            timeout=_POOL_WAIT_S,
             retry=Retry(ConstantBackoff(0.05), 2),
             **common,
         )

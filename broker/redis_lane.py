@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from headrace.broker.connection import Command, Pinned
 from headrace.broker.errors import BrokerDown
 from headrace.broker.hints import encode_hint
 from headrace.broker.protocol import Append, Exchange, Hint, Settle, Written
+from headrace.broker.tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -121,10 +121,14 @@ class RedisListener:
         while True:
             answer = await self._pinned.receive(math.inf)
             if isinstance(answer, list) and answer[0] == b"smessage":
-                self._on_message(answer[1], answer[2])
+                self._hear(answer[1], answer[2])
+
+    def _hear(self, channel: bytes, message: bytes) -> None:
+        try:
+            self._on_message(channel, message)
+        except Exception:  # the edge of a loop: one message that cannot be read must not deafen a process
+            log.exception("a message on %r cannot be read", channel, extra={"event": "message_unread"})
 
     async def close(self) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancel_all([self._task])
         await self._pinned.close()

@@ -1,13 +1,14 @@
 """The token log, read live: many readers in a pod, over a fixed small number of connections.
 
 The log is the truth, a hint makes it fast. A reader applies a hint only if it follows its position without a gap; else
-it reads the log. Once a second the logs of all silent readers are asked in one round trip a shard, since the last hint
+it reads the log. Twice a second the logs of all silent readers are asked in one round trip a shard, since the last hint
 may have been lost. A reader keeps only a few entries: one whose client is slow falls behind and reads the log later.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections import deque
@@ -20,6 +21,7 @@ from headrace.broker.errors import BrokerDown, HeadraceError, JobNotFound, LogGa
 from headrace.broker.hints import decode_hint
 from headrace.broker.messages import Claimed, Queued, ReadEntry
 from headrace.broker.protocol import Admitted, Append, Broker, Listener, Position
+from headrace.broker.tasks import cancel_all
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,12 @@ class Reader:
         self._is_ended = False
         self._is_poked = False
         self._passed_over = START
-        """The last hint that came while the log was being read; the page may have been cut before it."""
+        """The last entry hinted at while the log was being read; the page may have been cut before it."""
+
+    @property
+    def kept(self) -> int:
+        """Entries that are here for the client, which has not taken them yet."""
+        return len(self._kept)
 
     async def read(self) -> list[ReadEntry]:
         """The next entries, or none if `poke` was called; after a log's end nothing may be asked for.
@@ -98,7 +105,7 @@ class Reader:
         if self._is_ended:
             return
         if self.is_behind:
-            self._passed_over = entry.id
+            self._passed_over = max(self._passed_over, entry.id, key=keys.position)
             return
         match follow(self.position, entry):
             case "next" if len(self._kept) < _KEEP and self._is_proven(entry):
@@ -141,6 +148,7 @@ class Reader:
 
     async def _catch_up(self) -> None:
         """Read a page of the log from the position on; the position itself comes first and proves that it is there."""
+        self._passed_over = START  # what was hinted at before is in the page, or the log has lost it
         try:
             rows = await self._tail.broker.read(self.job_id, self.position, _PAGE)
         except BrokerDown:
@@ -188,11 +196,11 @@ class Tail:
             self._tasks.append(asyncio.create_task(_forever(loop), name=f"tail {loop.__name__}"))
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         if self._listener is not None:
             await self._listener.close()
+        with contextlib.suppress(BrokerDown):
+            await self._unwatch()
 
     @property
     def readers(self) -> int:
@@ -209,7 +217,6 @@ class Tail:
         """A reader of what comes after a position, under a reading lease that this pod holds already."""
         reader = Reader(self, job_id, position)
         self._readers.setdefault(job_id, set()).add(reader)
-        self._leaving.pop(job_id, None)
         return reader
 
     async def attach(self, job_id: str) -> Reader:
@@ -267,17 +274,21 @@ class Tail:
         await self._leave_now.wait()
         async with self._leases:
             self._leave_now.clear()
-            leaving, self._leaving = self._leaving, {}
-            try:
-                if leaving:
-                    await self.broker.unwatch(self.pod, leaving)
-            except BrokerDown:
-                self._leaving = {**leaving, **self._leaving}
-                self._leave_now.set()
-                raise
+            await self._unwatch()
+
+    async def _unwatch(self) -> None:
+        """End the leases of jobs that nobody here reads any more; some may have found a reader since."""
+        leaving = {job_id: grace_ms for job_id, grace_ms in self._leaving.items() if job_id not in self._readers}
+        self._leaving = {}
+        try:
+            if leaving:
+                await self.broker.unwatch(self.pod, leaving)
+        except BrokerDown:
+            self._leaving = {**leaving, **self._leaving}
+            self._leave_now.set()
+            raise
 
     async def _renew(self) -> None:
-        await asyncio.sleep(self._lease_s / 3)
         for job_ids in _chunks(list(self._readers)):
             async with self._leases:
                 job_ids = [job_id for job_id in job_ids if job_id in self._readers]
@@ -286,14 +297,16 @@ class Tail:
                 if not is_there:
                     for reader in self._readers.get(job_id, ()):
                         reader.fail(LogLost())
+        await asyncio.sleep(self._lease_s / 3)
 
     async def _ask_silent(self) -> None:
-        await asyncio.sleep(random.uniform(0.8, 1.2))
+        await asyncio.sleep(random.uniform(0.4, 0.6))
         silent: dict[int, dict[str, Position]] = {}
         for job_id, readers in self._readers.items():
+            asking = [reader.position for reader in readers if reader.is_silent and not reader.is_behind]
+            if asking:  # one question for all of them: to those that are further on the answer is old
+                silent.setdefault(keys.shard_of(job_id), {})[job_id] = min(asking, key=keys.position)
             for reader in readers:
-                if reader.is_silent and not reader.is_behind:
-                    silent.setdefault(keys.shard_of(job_id), {})[job_id] = reader.position
                 reader.is_silent = True
         for shard, positions in silent.items():
             for job_ids in _chunks(list(positions)):

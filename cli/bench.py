@@ -39,7 +39,7 @@ def command(  # noqa: PLR0913  # each is an option of the command line
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
     """Load the pods and check every token; exits with 1 on any error or mismatch."""
-    from headrace.api.server import loop_factory
+    from headrace.broker.tasks import loop_factory
 
     settings = options.read(config)
     if streams is not None and rate is not None:

@@ -49,11 +49,11 @@ class Load:
             yield number
 
     async def _run_closed(self, streams: int) -> None:
-        numbers, loop = self._numbers(), asyncio.get_running_loop()
+        numbers = self._numbers()
 
         async def stream() -> None:
             for number in numbers:
-                await self._request(number, loop.time())
+                await self._request(number, time.monotonic())
 
         async with asyncio.TaskGroup() as group:
             for _ in range(streams):
@@ -61,11 +61,11 @@ class Load:
 
     async def _run_open(self) -> None:
         """Arrivals are fixed beforehand: a slow server does not slow them, and waiting for it counts as its time."""
-        due = asyncio.get_running_loop().time()
+        due = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for number in self._numbers():
                 due += self._random.expovariate(self.plan.rate)
-                await asyncio.sleep(due - asyncio.get_running_loop().time())
+                await asyncio.sleep(due - time.monotonic())
                 group.create_task(self._request(number, due))
 
     async def _request(self, number: int, due: float) -> None:
@@ -77,11 +77,10 @@ class Load:
             self._open.discard(request)
 
     async def _end_silent(self) -> None:
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1.0)
             for request in list(self._open):
-                if loop.time() - request.heard_at > _SILENCE_S:
+                if time.monotonic() - request.heard_at > _SILENCE_S:
                     request.fail("silent")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -48,7 +49,7 @@ class Request:
 
     def __init__(self, plan: Plan, totals: Totals, targets: Sequence[Target], number: int, due: float) -> None:
         self.heard_at = due
-        """Loop time of the last event; `due` is when the request should begin, from which TTFT counts."""
+        """When the last event came; `due` is when the request is to begin: TTFT counts from it. By time.monotonic."""
         self._plan = plan
         self._totals = totals
         self._targets = targets
@@ -108,7 +109,7 @@ class Request:
     # -- what the exchange tells ----------------------------------------------------------------------------------
 
     def begin(self, job: str) -> None:
-        self.heard_at = asyncio.get_running_loop().time()
+        self.heard_at = time.monotonic()
         self._job = job
 
     def event(self, position: bytes, data: bytes, now: float) -> bool:

@@ -7,6 +7,7 @@ that one is `headrace.client`.
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol, cast
 
 _HEAD_END = b"\r\n\r\n"
@@ -21,7 +22,10 @@ class Sink(Protocol):
         ...
 
     def event(self, position: bytes, data: bytes, now: float) -> bool:
-        """One event, at loop time `now`; False stops the reading for good."""
+        """One event that came at `now`; False stops the reading for good.
+
+        Time is time.monotonic's: a loop's own clock may count in whole milliseconds.
+        """
         ...
 
     def refuse(self, status: int, body: bytes) -> None:
@@ -39,7 +43,6 @@ class Exchange(asyncio.Protocol):
     def __init__(self, request: bytes, sink: Sink) -> None:
         self._request = request
         self._sink = sink
-        self._time = asyncio.get_running_loop().time
         self._transport: asyncio.Transport | None = None
         self._rest = b""
         self._block = b""
@@ -96,7 +99,7 @@ class Exchange(asyncio.Protocol):
 
     def _read_chunks(self, data: bytes) -> bytes:
         """Take whole chunks, and return the rest; https://www.rfc-editor.org/rfc/rfc9112#name-chunked-transfer-coding."""
-        now, at, end = self._time(), 0, len(data)
+        now, at, end = time.monotonic(), 0, len(data)
         while (line_end := data.find(b"\r\n", at)) > 0:
             start = line_end + 2
             stop = start + int(data[at:line_end], 16)

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from headrace.broker.errors import ConfigError, HeadraceError
-from headrace.cli import api, cluster, keys, serve, status, worker
+from headrace.cli import api, bench, chat, cluster, keys, serve, status, worker
 
 app = typer.Typer(
     name="headrace",
@@ -20,6 +20,8 @@ app.command("serve")(serve.command)
 app.command("api")(api.command)
 app.command("worker")(worker.command)
 app.command("cluster", hidden=True)(cluster.command)
+app.command("chat")(chat.command)
+app.command("bench")(bench.command)
 app.command("status")(status.command)
 app.add_typer(keys.app, name="keys")
 

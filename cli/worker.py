@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.broker.settings import Model, Settings
+from headrace.broker.tasks import loop_factory
 from headrace.cli import options
 
 
@@ -26,7 +27,8 @@ def command(
         from prometheus_client import start_http_server
 
         start_http_server(port, settings.api.host)
-    asyncio.run(_run(settings, chosen))
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_run(settings, chosen))
 
 
 async def _run(settings: Settings, model: Model) -> None:

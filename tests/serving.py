@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Iterator
 
-import uvicorn
-
 from headrace.api import server
 from headrace.api.app import create_app
 from headrace.broker.embedded import EmbeddedServer
@@ -17,6 +15,9 @@ from headrace.workers import engines
 from headrace.workers.worker import Worker
 from tests.support import eventually
 
+_END_S = 15.0
+"""A pod that has not ended by then never will; its test fails instead of hanging."""
+
 
 def scripted_settings(redis_server: EmbeddedServer, *, tokens_per_s: float = 0.0) -> Settings:
     """One model `scripted` on the server of the whole run, whose data folder the socket stands in."""
@@ -25,15 +26,14 @@ def scripted_settings(redis_server: EmbeddedServer, *, tokens_per_s: float = 0.0
     return Settings([model], api=ApiSettings(drain_s=1.0), worker=WorkerSettings(drain_s=0.2), data_dir=data_dir)
 
 
-class Pod(uvicorn.Server):
+class Pod(server.Server):
     """A pod that a test can stop; it leaves the process's signals alone."""
 
     def __init__(self, settings: Settings, broker: RedisBroker) -> None:
         self._listener = server.bind(settings, 0)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         app = create_app(settings, broker, self.url)
-        protocol = server.HalfCloseProtocol
-        super().__init__(uvicorn.Config(app, http=protocol, log_config=None, ws="none", timeout_graceful_shutdown=1))
+        super().__init__(server.configure(settings, app))
         self._task = asyncio.create_task(self.serve([self._listener]))
 
     @contextlib.contextmanager
@@ -49,7 +49,7 @@ class Pod(uvicorn.Server):
 
     async def stop(self) -> None:
         self.should_exit = True
-        await self._task
+        await asyncio.wait_for(self._task, _END_S)
 
 
 @contextlib.asynccontextmanager

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from functools import partial
 
-from headrace.broker import messages, metrics
+from headrace.broker import keys, messages, metrics
 from headrace.broker.errors import EngineFailed, HeadraceError
 from headrace.broker.messages import (
     Delta,
@@ -60,7 +60,7 @@ class JobRun:
         self._choices = [Choice(TextFilter(self.job.stop)) for _ in range(self.job.n)]
         self._prompt_ids: list[int] = []
         self._cached_tokens = 0
-        self._is_ending = False
+        self.is_ending = False
         self._has_started = False
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
@@ -75,7 +75,7 @@ class JobRun:
         except HeadraceError as error:
             self.fail(error)
             return
-        if self._is_ending or self.track.is_lost:
+        if self.is_ending or self.track.is_lost:
             return
         self.track.append([Started(len(self._prompt_ids), self._cached_tokens)])
         for index, choice in enumerate(self._choices):
@@ -87,13 +87,13 @@ class JobRun:
 
     def cancel(self, cause: str) -> None:
         """Stop the engine and settle as cancelled."""
-        if not self._is_ending:
+        if not self.is_ending:
             metrics.CANCELLATIONS.labels(cause).inc()
             self._end("cancelled", Failure("cancelled"))
 
     def fail(self, error: Exception) -> None:
         """Stop the engine and settle as failed; only errors of ours say their message to the caller."""
-        if self._is_ending:
+        if self.is_ending:
             return
         known = error if isinstance(error, HeadraceError) else EngineFailed()
         if known is not error:
@@ -102,16 +102,18 @@ class JobRun:
 
     async def release(self, broker: Broker, replica: str, *, is_death: bool = False) -> None:
         """Stop the engine and give the job to another replica; all that was made is in the log first."""
-        if self._is_ending:
+        if self.is_ending:
             return
-        self._is_ending = True
+        self.is_ending = True
         self._stop_engine()
-        await self.track.clear()
-        if not self.track.is_lost:
-            attempt, last = self.claim.attempt, self.track.last
-            written = await broker.release(replica, self.job.id, attempt, last, is_death=is_death)
-            log.info("job %s released: %s", self.job.id, written, extra={"event": "job_released"})
-        self._close()
+        try:
+            await self.track.clear()
+            if not self.track.is_lost:
+                attempt, last = self.claim.attempt, self.track.last
+                written = await broker.release(replica, self.job.id, attempt, last, is_death=is_death)
+                log.info("job %s released: %s", self.job.id, written, extra={"event": "job_released"})
+        finally:
+            self._close()  # also if the broker is away: the lease gives the job back then
 
     # -- the engine's side ----------------------------------------------------------------------------------------
 
@@ -131,7 +133,8 @@ class JobRun:
                         self._choices[event.choice].is_finished = True
             if len(rows) < _PAGE:
                 return
-            first = f"({rows[-1][0]}"
+            attempt, n = keys.position(rows[-1][0])
+            first = f"{attempt}-{n + 1}"
 
     def _generate(self, index: int, choice: Choice) -> None:
         limit = self.job.max_tokens
@@ -149,7 +152,7 @@ class JobRun:
     def _on_step(self, index: int, step: Step) -> None:
         """The hot path: one call per engine step and choice."""
         choice = self._choices[index]
-        if self._is_ending or choice.is_finished:
+        if self.is_ending or choice.is_finished:
             return
         self.last_step_at = now = time.monotonic()
         if self._first_token_at is None:
@@ -188,7 +191,7 @@ class JobRun:
             self._end("done", None)
 
     def _end(self, status: Status, failure: Failure | None) -> None:
-        self._is_ending = True
+        self.is_ending = True
         self._stop_engine()
         settled = self.track.settle(Ended(status, failure, self._usage(), self._timings()))
         settled.add_done_callback(partial(self._on_settled, status))
@@ -200,9 +203,9 @@ class JobRun:
         self._close()
 
     def _on_lost(self) -> None:
-        if not self._is_ending:
+        if not self.is_ending:
             log.warning("job %s is not ours any more", self.job.id, extra={"event": "job_lost"})
-            self._is_ending = True
+            self.is_ending = True
             self._stop_engine()
             self._close()
 

@@ -11,19 +11,21 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
-from functools import partial
 
-from headrace.broker import keys, metrics
+from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, EngineFailed
-from headrace.broker.protocol import Broker, Claim, Tick
+from headrace.broker.protocol import Broker, Claim
 from headrace.broker.settings import Model, Settings
+from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine
+from headrace.workers.leases import Leases
 from headrace.workers.run import JobRun
 
 log = logging.getLogger(__name__)
 
 _PRESENCE_S = 1.0
+_CLAIM_AT_ONCE = 64  # so that one script does not hold the server for long
 _IDLE_CLAIM_S = 1.0
 """An idle replica asks again this often, in case its wake-up was lost."""
 
@@ -48,6 +50,7 @@ class Worker:
         self._work = asyncio.Event()
         self._shards_with_work: set[int] = set()
         self._is_draining = False
+        self._is_claiming = False
         self._state = "starting"
         self._progress = ""
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,7 +80,8 @@ class Worker:
         for writer in self._writers:
             self._spawn(writer.run, "writer")
         for shard in range(self._broker.shards):
-            self._spawn(partial(self._tick_loop, shard), "tick")
+            leases = Leases(self._broker, shard, self.id, self._settings, self._runs, lambda: self._is_claiming)
+            self._spawn(leases.run, "leases")
         self._spawn(self._reap_loop, "reap")
         try:
             await self._claim_loop()
@@ -149,11 +153,18 @@ class Worker:
             free = self._model.slots - self.running
             if free <= 0:
                 break
-            claims = await self._broker.claim(shard, self.id, self._model.name, free)
+            claimed += await self._claim(shard, min(free, _CLAIM_AT_ONCE))
+        return claimed
+
+    async def _claim(self, shard: int, count: int) -> int:
+        self._is_claiming = True
+        try:
+            claims = await self._broker.claim(shard, self.id, self._model.name, count)
             for claim in claims:
                 self._begin(shard, claim)
-            claimed += len(claims)
-        return claimed
+        finally:
+            self._is_claiming = False
+        return len(claims)
 
     def _begin(self, shard: int, claim: Claim) -> None:
         if claim.attempt == 1:
@@ -185,52 +196,6 @@ class Worker:
     async def _wait_idle(self) -> None:
         async with self._free:
             await self._free.wait_for(lambda: not self._runs)
-
-    # -- tick -----------------------------------------------------------------------------------------------------
-
-    async def _tick_loop(self, shard: int) -> None:
-        seen, misses, renewed_at = 0, 0, 0.0
-        lease_s = self._settings.queue.lease_s
-        while True:
-            renew = time.monotonic() - renewed_at >= lease_s / 3
-            mine = self._mine(shard)
-            try:
-                tick = await self._broker.tick(shard, self.id, seen, renew=renew, list_held=misses >= 2)
-            except BrokerDown:
-                await asyncio.sleep(self._settings.worker.tick_s)
-                continue
-            seen = tick.serial
-            renewed_at = time.monotonic() if renew else renewed_at
-            self._hear(tick)
-            # jobs come and go between question and answer: only a count that stays wrong means a lost reply
-            misses = misses + 1 if tick.held != len(mine) or mine != self._mine(shard) else 0
-            if tick.jobs and mine == self._mine(shard):
-                await self._reconcile(set(tick.jobs), mine)
-                misses = 0
-            await asyncio.sleep(self._settings.worker.tick_s)
-
-    def _mine(self, shard: int) -> set[str]:
-        return {job_id for job_id in self._runs if keys.shard_of(job_id) == shard}
-
-    def _hear(self, tick: Tick) -> None:
-        for news in tick.news:
-            run = self._runs.get(news.job_id)
-            if run is None:
-                continue
-            if news.attempt != run.claim.attempt:
-                run.track.lose("stale")
-            else:
-                run.track.readers = set(news.readers)
-                if news.cancel:
-                    run.cancel(news.cancel)
-
-    async def _reconcile(self, held: set[str], mine: set[str]) -> None:
-        """Hand back leases whose claim reply was lost, and stop what is not leased to us any more."""
-        for job_id in held - mine:
-            await self._broker.release(self.id, job_id, None, None)
-        for job_id in mine - held:
-            if (run := self._runs.get(job_id)) is not None:
-                run.track.lose("stale")
 
     # -- the other loops ------------------------------------------------------------------------------------------
 
@@ -274,9 +239,7 @@ class Worker:
     async def _stop(self) -> None:
         with contextlib.suppress(BrokerDown):
             await self.release_all()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await cancel_all(self._tasks)
         with contextlib.suppress(BrokerDown):
             await self._broker.absent("replicas", self.id, self._model.name)
         await self._engine.close()

@@ -69,7 +69,7 @@ class Format(Protocol):
     def whole(self, job_id: str, view: View) -> Whole: ...
 
     def frame(self, position: str, payload: bytes) -> bytes:
-        """Put one frame on the wire; `position` is what a client sends to resume after it."""
+        """Put one frame on the wire; `position` is what a client sends to resume after it, empty if it cannot."""
         ...
 
     def heartbeat(self, note: str) -> bytes:

@@ -26,7 +26,12 @@ def _escape(data: bytes) -> bytes:
 
 
 def frame(position: str, payload: bytes) -> bytes:
-    """One event; `position` comes back in `Last-Event-ID`."""
+    """One event; `position` comes back in `Last-Event-ID`.
+
+    Without one there is no id line: an empty one would erase the position that the client has.
+    """
+    if not position:
+        return b"data: %b\n\n" % payload
     return b"id: %b\ndata: %b\n\n" % (position.encode(), payload)
 
 

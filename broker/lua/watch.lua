@@ -10,10 +10,10 @@ for i = 3, #ARGV do
   states[#states + 1] = f[5] and 'ok' or 'gone'
   if f[5] then
     local is_new = redis.call('HSET', K.readers .. job, pod, text(now + lease_ms)) == 1
-    keep(K.readers .. job, f[4])
     if f[1] then
-      for _, kind in ipairs({ K.job, K.log }) do keep(kind .. job, f[4]) end
+      for _, kind in ipairs({ K.job, K.log, K.readers }) do keep(kind .. job, math.max(f[4], lease_ms)) end
     else
+      keep(K.readers .. job, f[5])
       if tonumber(f[3]) >= 0 then
         redis.call('ZADD', K.unread, 'GT', now + lease_ms + f[3], job)
         keep(K.unread, f[5])

@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import pytest
 import redis
 
-from headrace.api import server
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.settings import (
     ApiSettings,
@@ -19,6 +18,7 @@ from headrace.broker.settings import (
     Settings,
     WorkerSettings,
 )
+from headrace.broker.tasks import loop_factory
 from tests.api.deployment import Deployment, MakeEngine, RecordingEngine, nothing_is_left
 
 
@@ -40,7 +40,7 @@ class Deploy(Protocol):
 
 def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     """The loop of production, whose clock and sockets are not asyncio's."""
-    return {"pod": server.loop_factory() or asyncio.new_event_loop}
+    return {"pod": loop_factory() or asyncio.new_event_loop}
 
 
 @pytest.fixture
@@ -48,9 +48,9 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
     up: list[Deployment] = []
 
     async def make(
-        model: Mapping[str, Any] = {},  # noqa: B006  # read only
-        queue: Mapping[str, Any] = {},  # noqa: B006
-        api: Mapping[str, Any] = {},  # noqa: B006
+        model: Mapping[str, Any] = {},  # read only
+        queue: Mapping[str, Any] = {},
+        api: Mapping[str, Any] = {},
         *,
         pods: int = 1,
         workers: int = 1,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
+import socket
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 from prometheus_client import REGISTRY
 
 from headrace.api.pod import Pod as PodState
+from headrace.api.relay import StreamReply
 from headrace.broker import metrics
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import ScriptedModel, Settings
@@ -129,6 +131,10 @@ class Deployment:
         state: PodState = self.pods[pod].config.app.state.pod  # type: ignore[union-attr]  # it is a FastAPI
         return state
 
+    def jobs(self, pod: int = 0) -> set[str]:
+        """The jobs whose streams are open in a pod."""
+        return {stream.subject.job_id for stream in self.state(pod).beats if isinstance(stream, StreamReply)}
+
     # -- as a client ----------------------------------------------------------------------------------------------
 
     def body(self, route: str = "chat", **fields: Any) -> dict[str, Any]:
@@ -151,8 +157,8 @@ class Deployment:
     ) -> Answer:
         return await self.post(route, pod=pod, headers=headers, stream=True, **fields)
 
-    async def resume(self, job: str, after: str | None = None, pod: int = 0, **params: str) -> Answer:
-        headers = {} if after is None else {"last-event-id": after}
+    async def resume(self, job: str, position: str | None = None, /, *, pod: int = 0, **params: str) -> Answer:
+        headers = {} if position is None else {"last-event-id": position}
         return await self.ask("GET", f"/v1/streams/{job}", pod, headers=headers, params=params)
 
     @contextlib.asynccontextmanager
@@ -193,6 +199,25 @@ class Opened:
         async for part in self._parts:
             self.read += part
         return Answer(self.response.status_code, self.response.headers, self.read)
+
+
+async def raw(url: str, parts: Iterable[bytes], pause_s: float = 0.0) -> tuple[int, Answer]:
+    """Send bytes as they are; how many were taken before the server answered and closed, and its answer."""
+    loop, sent, read = asyncio.get_running_loop(), 0, b""
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.setblocking(False)
+        with contextlib.suppress(ConnectionError):
+            for part in parts:
+                await loop.sock_sendall(client, part)
+                sent += len(part)
+                await asyncio.sleep(pause_s)
+        with contextlib.suppress(ConnectionError):
+            while data := await loop.sock_recv(client, 65_536):
+                read += data
+    head, _, body = read.partition(b"\r\n\r\n")
+    status, *lines = head.decode("latin-1").split("\r\n")
+    headers = httpx.Headers([(name, value) for name, _, value in (line.partition(": ") for line in lines)])
+    return sent, Answer(int(status.split()[1]), headers, body)
 
 
 def count(name: str, **labels: str) -> float:

@@ -91,8 +91,10 @@ async def make_tail(make_broker: MakeBroker) -> AsyncIterator[MakeTail]:
         reader = tail.open(probe, "0-1")
         await eventually(lambda: reader.is_behind)
         tail.close_reader(reader, None)
+        await eventually(lambda: "unwatch" in faults.calls)
         await claim(broker)
         await settle(broker, probe, 1, "1-0")
+        faults.calls.clear()
         return Tailing(broker, faults, tail)
 
     yield make

@@ -181,7 +181,7 @@ class ScriptedEngine:
             return "limit"
         if self._script and self._is_script_out(sequence):
             return "limit" if self._model.script_end == "limit" else "eos"
-        return "eos" if sequence.index >= DEFAULT_TOKENS else "limit"
+        return "eos" if limit is None and sequence.index >= DEFAULT_TOKENS else "limit"
 
     def _id(self, sequence: _Sequence, index: int) -> int:
         if self._script:
