@@ -104,6 +104,7 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=75,
         timeout_graceful_shutdown=max(1, round(settings.api.drain_s)),
     )

@@ -12,7 +12,9 @@ from headrace.cli import options
 
 def command(
     config: options.Config = None,
-    port: Annotated[int | None, typer.Option(help="The port to listen on; default: api.port.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The port to listen on; default: api.port.")
+    ] = None,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A bound socket, inherited from `serve`.")] = None,
 ) -> None:
     """Run one API pod. It needs a broker: a running `headrace serve` on the same data folder, or redis.url."""

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from headrace.broker.errors import ConfigError, HeadraceError
+from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
 from headrace.cli import api, bench, chat, cluster, keys, serve, status, worker
 
 app = typer.Typer(
@@ -33,6 +33,10 @@ def main() -> None:
     except ConfigError as error:
         typer.echo(f"headrace: {error.message}", err=True)
         sys.exit(2)
+    except BrokerDown as error:
+        hint = "Is `headrace serve` running on this data folder? Else start it, or set HEADRACE_DATA or redis.url."
+        typer.echo(f"headrace: {error.message} {hint}", err=True)
+        sys.exit(1)
     except HeadraceError as error:
         typer.echo(f"headrace: {error.message}", err=True)
         sys.exit(1)

@@ -32,7 +32,7 @@ _POD_PATIENCE_S = 3.0
 def command(
     config: options.Config = None,
     pods: Annotated[int, typer.Option(min=1, max=64, help="How many API pods, on this many ports.")] = 1,
-    port: Annotated[int | None, typer.Option(help="The first pod's port; default: api.port.")] = None,
+    port: Annotated[int | None, typer.Option(min=1, max=65472, help="The first pod's port; default: api.port.")] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show every process's log, not only warnings.")
     ] = False,

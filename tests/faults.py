@@ -54,6 +54,8 @@ class FaultyBroker:
         self.plan: dict[str, deque[Fault]] = {}
         self.down: set[str] = set()
         """Verbs that fail before anything is done, for as long as they stand here."""
+        self.broken: set[str] = set()
+        """Verbs that fail as nobody expects."""
         self.calls: list[str] = []
         self.sent: list[Sent] = []
         self.gate = asyncio.Event()
@@ -95,6 +97,8 @@ class FaultyBroker:
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             fault = self.next(verb)
+            if verb in self.broken:
+                raise RuntimeError(f"a bug of the test in {verb}")
             answer = await real(*args, **kwargs) if fault in ("none", "after") else None
             if held := self.held.get(verb):
                 await held.wait()

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.broker import keys, messages, metrics
-from headrace.broker.errors import EngineFailed, HeadraceError
+from headrace.broker.errors import BrokerDown, EngineFailed, HeadraceError
 from headrace.broker.messages import (
     Delta,
     Ended,
@@ -67,11 +67,16 @@ class JobRun:
         self._has_content = False
 
     async def start(self, broker: Broker) -> None:
-        """Take up what earlier attempts have logged, then set the engine to work; a failure settles the job."""
+        """Take up what earlier attempts have logged, then set the engine to work; a failure settles the job.
+
+        Raises BrokerDown if the log cannot be read now: another replica may do better.
+        """
         try:
             if self.claim.attempt > 1:
                 await self._take_up(broker)
             self._prompt_ids = await self._engine.encode(self.job.prompt)
+        except BrokerDown:
+            raise
         except HeadraceError as error:
             self.fail(error)
             return
@@ -100,9 +105,17 @@ class JobRun:
             log.error("job %s failed", self.job.id, exc_info=error, extra={"event": "job_failed"})
         self._end("failed", Failure(known.code, known.message, known.param))
 
+    def is_stuck(self, limit_s: float) -> bool:
+        """The engine has made no step for this long; a job that waits for the broker is no fault of the engine."""
+        return not self.is_ending and time.monotonic() - self.last_step_at > limit_s
+
     async def release(self, broker: Broker, replica: str, *, is_death: bool = False) -> None:
-        """Stop the engine and give the job to another replica; all that was made is in the log first."""
+        """Stop the engine and give the job to another replica; all that was made is in the log first.
+
+        A job that is ending already is let end.
+        """
         if self.is_ending:
+            await self.done.wait()
             return
         self.is_ending = True
         self._stop_engine()

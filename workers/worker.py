@@ -11,6 +11,7 @@ import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, EngineFailed
@@ -69,7 +70,11 @@ class Worker:
             progress(what, share)
 
         self._spawn(self._presence_loop, "presence")
-        await self._engine.load(show)
+        try:
+            await self._engine.load(show)
+        except BaseException:
+            await self._stop()
+            raise
         self._state, self._progress = "ready", ""
         await self._be_present()
         log.info("replica %s of %s is ready", self.id, self._model.name, extra={"event": "replica_ready"})
@@ -82,7 +87,7 @@ class Worker:
         for shard in range(self._broker.shards):
             leases = Leases(self._broker, shard, self.id, self._settings, self._runs, lambda: self._is_claiming)
             self._spawn(leases.run, "leases")
-        self._spawn(self._reap_loop, "reap")
+            self._spawn(partial(self._reap_loop, shard), "reap")
         try:
             await self._claim_loop()
             await self._wait_idle()
@@ -95,8 +100,7 @@ class Worker:
         if self._failure is not None:
             raise EngineFailed("a loop of this replica has broken") from self._failure
         limit = self._settings.worker.step_timeout_s
-        stuck = [run for run in self._runs.values() if time.monotonic() - run.last_step_at > limit]
-        if stuck:
+        if any(run.is_stuck(limit) for run in self._runs.values()):
             raise EngineFailed(f"the engine has made no step for {limit:.0f} s")
 
     async def drain(self) -> None:
@@ -160,19 +164,21 @@ class Worker:
         self._is_claiming = True
         try:
             claims = await self._broker.claim(shard, self.id, self._model.name, count)
-            for claim in claims:
-                self._begin(shard, claim)
+            runs = [self._begin(shard, claim) for claim in claims]
         finally:
             self._is_claiming = False
-        return len(claims)
+        if self._is_draining:  # it began while the claim was under way
+            await asyncio.gather(*map(self._give_back, runs))
+        return len(runs)
 
-    def _begin(self, shard: int, claim: Claim) -> None:
+    def _begin(self, shard: int, claim: Claim) -> JobRun:
         if claim.attempt == 1:
             metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
         run = JobRun(claim, self._engine, self._writers[shard])
         self._runs[claim.job.id] = run
         self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
         task.add_done_callback(self._job_tasks.discard)
+        return run
 
     async def _run_job(self, run: JobRun) -> None:
         try:
@@ -189,9 +195,13 @@ class Worker:
             self._free.notify_all()
 
     async def _give_back(self, run: JobRun) -> None:
-        with contextlib.suppress(BrokerDown):
-            await run.release(self._broker, self.id)
-        run.track.lose("stale")
+        """A job on which the engine hung goes with a death, so that it does not take down one replica after another."""
+        try:
+            with contextlib.suppress(BrokerDown):
+                is_death = run.is_stuck(self._settings.worker.step_timeout_s)
+                await run.release(self._broker, self.id, is_death=is_death)
+        finally:
+            run.track.lose("stale")
 
     async def _wait_idle(self) -> None:
         async with self._free:
@@ -199,13 +209,14 @@ class Worker:
 
     # -- the other loops ------------------------------------------------------------------------------------------
 
-    async def _reap_loop(self) -> None:
-        await asyncio.sleep(self._settings.queue.lease_s)
+    async def _reap_loop(self, shard: int) -> None:
+        """Once a second, but not soon after the broker was away: overdue leases must have time to be renewed."""
         while True:
-            for shard in range(self._broker.shards):
-                with contextlib.suppress(BrokerDown):
+            await asyncio.sleep(self._settings.queue.lease_s)
+            with contextlib.suppress(BrokerDown):
+                while True:
                     await self._broker.reap(shard)
-            await asyncio.sleep(random.uniform(0.75, 1.25))
+                    await asyncio.sleep(random.uniform(0.75, 1.25))
 
     async def _presence_loop(self) -> None:
         while True:

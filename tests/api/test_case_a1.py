@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import socket
 import time
@@ -68,7 +69,7 @@ async def gaps(response: httpx.Response, stop: bytes) -> list[float]:
         read += part
         if stop in read:
             break
-    return [after - before for before, after in zip(moments, moments[1:], strict=False)]
+    return [after - before for before, after in itertools.pairwise(moments)]
 
 
 @routes

@@ -94,7 +94,7 @@ async def test_a8_the_official_client_raises(deploy: Deploy) -> None:
 async def test_a9_headers_and_tokens_are_not_held_back(deploy: Deploy, route: str) -> None:
     up = await deploy({"script": ["1", "2", "3", "4", "5"], "tokens_per_s": 5.0, "prefill_tokens_per_s": 1.0})
     asked, came = time.monotonic(), {}
-    request = {"json": up.body(route, stream=True), "headers": {"accept-encoding": "gzip"}}
+    request: dict[str, Any] = {"json": up.body(route, stream=True), "headers": {"accept-encoding": "gzip"}}
     async with up.http.stream("POST", up.pods[0].url + PATHS[route], **request) as response:
         assert time.monotonic() - asked < 0.6
         async for part in response.aiter_raw():

@@ -21,7 +21,7 @@ from tests.support import eventually
 
 routes = pytest.mark.parametrize("route", PATHS)
 TOKENS = 10
-TEXT = "".join(" %08x" % oracle("hi", 0, 0, index) for index in range(TOKENS))
+TEXT = "".join(f" {oracle('hi', 0, 0, index):08x}" for index in range(TOKENS))
 
 
 @pytest.fixture

@@ -39,21 +39,24 @@ async def assert_refused(up: Deployment, route: str, param: str, **fields: Any) 
 @routes
 async def test_h1_both_names_of_the_limit(deploy: Deploy, route: str) -> None:
     up = await deploy({"script": ["a"] * 50})
-    for fields, limit in (
+    limited: list[tuple[dict[str, Any], int]] = [
         ({"max_tokens": 3}, 3),
         ({"max_completion_tokens": 3}, 3),
         ({"max_tokens": 7, "max_completion_tokens": 3}, 3),
         ({"max_tokens": 3, "max_completion_tokens": 7}, 7),
-    ):
+    ]
+    for fields, limit in limited:
         answer = await up.post(route, **fields)
         assert said(answer) == ("a" * limit, "length")
         assert answer.json["usage"]["completion_tokens"] == limit
         assert up.recorded.told[-1].max_tokens == limit
-    for fields in ({}, {"max_tokens": None}, {"max_tokens": 10**9}):
+    unlimited: list[dict[str, Any]] = [{}, {"max_tokens": None}, {"max_tokens": 10**9}]
+    for fields in unlimited:
         assert said(await up.post(route, **fields)) == ("a" * 50, "stop")
     assert up.recorded.told[-2].max_tokens is None
     for name in ("max_tokens", "max_completion_tokens"):
-        for value in (0, -1, "3", 3.0, 3.5, 1e9, True, []):
+        wrong: list[Any] = [0, -1, "3", 3.0, 3.5, 1e9, True, []]
+        for value in wrong:
             await assert_refused(up, route, name, **{name: value})
     assert len(up.recorded.told) == 7
 
@@ -66,17 +69,20 @@ async def test_h1_a_limit_beyond_the_context_ends_with_the_context(deploy: Deplo
 @routes
 async def test_h2_forms_of_stop(deploy: Deploy, route: str) -> None:
     up = await deploy({"script": ["a", "STOP", "b"]})
-    for stop in ("STOP", ["STOP"], ["x", "STOP"], ["STOP"] * 16):
+    found: list[Any] = ["STOP", ["STOP"], ["x", "STOP"], ["STOP"] * 16]
+    for stop in found:
         assert said(await up.post(route, stop=stop)) == ("a", "stop")
-    for stop in (None, [], ...):
+    none: list[Any] = [None, [], ...]
+    for stop in none:
         assert said(await up.post(route, stop=stop)) == ("aSTOPb", "stop")
     runs = len(up.recorded.told)
-    for stop in ("", ["", "STOP"], [None], 5, ["x"] * 17, "x" * 1_000_000):
+    wrong: list[Any] = ["", ["", "STOP"], [None], 5, ["x"] * 17, "x" * 1_000_000]
+    for stop in wrong:
         await assert_refused(up, route, "stop", stop=stop)
     assert len(up.recorded.told) == runs
 
 
-ZEROS = dict.fromkeys(("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"), 0)
+ZEROS: dict[str, Any] = dict.fromkeys(("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"), 0)
 
 
 @routes
@@ -97,11 +103,17 @@ async def test_h3_zero_reaches_the_engine_as_zero(deploy: Deploy, route: str) ->
 
 async def test_h3_every_field_reaches_the_engine(deploy: Deploy) -> None:
     up = await deploy()
-    sampling = {"temperature": 0.5, "top_p": 0.25, "seed": -7, "frequency_penalty": -2, "presence_penalty": 2}
+    sampling: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "seed": -7,
+        "frequency_penalty": -2,
+        "presence_penalty": 2,
+    }
     messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     generation = await told(up, **sampling, logit_bias={"5": -100}, messages=messages, logprobs=True, top_logprobs=3)
     assert generation.prompt == Chat([Message("system", "be"), Message("user", "hi")])
-    assert generation.sampling == Sampling(**sampling, logit_bias={5: -100.0})  # type: ignore[arg-type]
+    assert generation.sampling == Sampling(**sampling, logit_bias={5: -100.0})
     assert (generation.logprobs, generation.choice, generation.generated) == (3, 0, [])
     assert (await told(up, "completions", prompt="once", unknown={"deep": [1]})).prompt == Text("once")
 
@@ -141,7 +153,8 @@ async def test_h4_what_is_no_request_is_refused_in_openais_words(
         answer = await up.ask("POST", PATHS[route], content=content)
         assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), (content, answer.body)
         assert not any(word in answer.body.decode() for word in ("Traceback", ".py", "detail", "msgspec"))
-    for messages in ("hi", [], [{}], [{"role": "banana", "content": "x"}], [{"role": "user"}]):
+    wrong: list[Any] = ["hi", [], [{}], [{"role": "banana", "content": "x"}], [{"role": "user"}]]
+    for messages in wrong:
         answer = await up.post("chat", messages=messages)
         assert answer.status == 400 and str(answer.error["param"]).startswith("messages")
     assert await nothing_was_enqueued(up, redis_client)

@@ -106,15 +106,15 @@ async def test_h8_a_prompt_that_does_not_fit_is_told_in_the_stream_once_headers_
 
 
 def tokens(choice: int, many: int) -> str:
-    return "".join(" %08x" % oracle("hi", 0, choice, index) for index in range(many))
+    return "".join(f" {oracle('hi', 0, choice, index):08x}" for index in range(many))
 
 
 @routes
 async def test_h11_each_choice_has_its_own_text_and_end(deploy: Deploy, route: str) -> None:
     """The stop string is a token that only choice 0 makes."""
     up = await deploy({"tokens_per_s": 200.0}, pods=2)
-    stop = " %08x" % oracle("hi", 0, 0, 4)
-    usage = {"stream_options": {"include_usage": True}}
+    stop = tokens(0, 5)[-9:]
+    usage: dict[str, Any] = {"stream_options": {"include_usage": True}}
     answer = await up.stream(route, n=3, max_tokens=8, stop=stop, **usage)
     whole = (await up.post(route, n=3, max_tokens=8, stop=stop)).json
     for index, (text, reason) in enumerate(
@@ -176,7 +176,7 @@ async def test_every_response_that_has_a_job_names_it(deploy: Deploy) -> None:
 async def test_the_start_and_a_resume_say_when_the_job_was_made(deploy: Deploy, redis_client: redis.Redis) -> None:
     up = await deploy(pods=2)
     answer = await up.stream(max_tokens=2)
-    seconds = int(redis_client.time()[0])  # type: ignore[index]
+    seconds = int(redis_client.time()[0])
     assert {event.json["created"] for event in answer.events[:-1]} <= {seconds - 2, seconds - 1, seconds}
     whole = (await up.post(max_tokens=2)).json
     assert seconds <= whole["created"] <= seconds + 2
@@ -214,7 +214,7 @@ async def test_i2_without_the_key_nothing_is_answered(deploy: Deploy, redis_clie
 
 async def leave(up: Deployment, headers: dict[str, str]) -> str:
     """Begin a stream, read a little, and go; the job's id."""
-    request = {"json": up.body(stream=True, max_tokens=60), "headers": headers}
+    request: dict[str, Any] = {"json": up.body(stream=True, max_tokens=60), "headers": headers}
     async with up.http.stream("POST", up.pods[0].url + PATHS["chat"], **request) as response:
         await anext(response.aiter_raw())
         return str(response.headers["x-request-id"])
@@ -237,5 +237,5 @@ async def test_a_client_that_leaves_a_whole_response_cancels_it(deploy: Deploy, 
     await eventually(lambda: up.recorded.tokens > 2)
     asking.cancel()
     await eventually(up.is_idle)
-    [name] = redis_client.keys("hr:*:job:*")  # type: ignore[misc]
-    assert await up.state_of(name.decode()[-32:]) == "cancelled"
+    [name] = redis_client.keys("hr:*:job:*")
+    assert isinstance(name, bytes) and await up.state_of(name.decode()[-32:]) == "cancelled"

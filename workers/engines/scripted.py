@@ -16,7 +16,7 @@ from typing import Literal
 from headrace.broker.errors import ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Alternative, Chat, Prompt, Text, TokenLogprob
 from headrace.broker.settings import ScriptedModel
-from headrace.workers.engines.protocol import Capabilities, Generation, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
 
 DEFAULT_TOKENS = 64
 """How many tokens it makes when no limit is given."""
@@ -95,9 +95,7 @@ class ScriptedEngine:
             return Token(token_id, piece, piece == SPECIAL.encode())
         return Token(token_id, b" %08x" % token_id)
 
-    def start(
-        self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]
-    ) -> _Sequence:
+    def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         sequence = _Sequence(generation, emit, fail)
         prefill_rate = self._model.prefill_tokens_per_s
         prefill_s = len(generation.prompt_ids) / prefill_rate if prefill_rate else 0.0
