@@ -29,10 +29,9 @@ class Beating(Protocol):
     """An open stream, as the pod's beat sees it."""
 
     is_writing: bool
-    wrote_at: float
 
     def beat(self, now: float) -> None:
-        """Write a heartbeat if one is due; `now` is monotonic seconds."""
+        """Write a heartbeat if one is due, or end a client that takes nothing; `now` is monotonic seconds."""
         ...
 
 
@@ -47,8 +46,8 @@ class Pod:
         self.beat_s = min(1.0, settings.api.heartbeat_s / 4)
         """How often every open stream is asked whether a heartbeat is due."""
         self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
-        self.beats: dict[Beating, asyncio.Task[None]] = {}
-        """The streams that are open here, each with the task that may be cancelled if its client takes nothing."""
+        self.beats: set[Beating] = set()
+        """The streams that are open here."""
         self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet")
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -104,26 +103,20 @@ class Pod:
             if self.trouble is None:
                 log.warning("the broker is down: %s", error, extra={"event": "broker_down"})
             self.trouble = error
+            self._is_well.clear()
         else:
             self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
-        metrics.BROKER_UP.set(self.trouble is None)
-        if self.trouble is None:
-            self._is_well.set()
-        else:
-            self._is_well.clear()
+            self._is_well.set()  # a broker that is full answers, and what has run out must end there
+        metrics.BROKER_UP.set(self._is_well.is_set())
 
     def _about(self) -> dict[str, str | int]:
         return {"host": socket.gethostname(), "pid": os.getpid(), "url": self.url, "streams": len(self.beats)}
 
     async def _beat(self) -> None:
-        api = self.settings.api
         while True:
             await asyncio.sleep(self.beat_s)
             now = time.monotonic()
-            for stream, task in list(self.beats.items()):
-                if stream.is_writing and now - stream.wrote_at > api.slow_client_timeout_s:
-                    log.info("a client took nothing for too long", extra={"event": "slow_client"})
-                    task.cancel()
+            for stream in list(self.beats):
                 stream.beat(now)
 
     async def _reap(self) -> None:
@@ -134,7 +127,7 @@ class Pod:
             await self._reap_until_trouble()
 
     async def _reap_until_trouble(self) -> None:
-        while self.trouble is None:
+        while self._is_well.is_set():
             for shard in range(self.broker.shards):
                 with contextlib.suppress(BrokerDown):
                     await self.broker.reap(shard)

@@ -7,11 +7,13 @@ or task exists per token: the pod's beat pokes the streams that are due for a he
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.api.connection import Connection
 from headrace.api.formats.format import Format
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut
@@ -19,6 +21,8 @@ from headrace.broker import errors, keys, metrics
 from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
 from headrace.broker.tail import Reader
+
+log = logging.getLogger(__name__)
 
 _PROBE_S = 0.1
 
@@ -56,13 +60,16 @@ class Reply(Response):
         self.subject = subject
         self.reader = reader
         self.outcome = ClientGone.code
+        self.connection = Connection.of({})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         subject, gauge = self.subject, metrics.STREAMS_OPEN.labels(self.subject.route)
         gauge.inc()
+        self.connection = Connection.of(scope)
         watcher = asyncio.create_task(self._watch_client(receive), name="watch client")
         try:
-            await self.respond(scope, send)
+            self.connection.when_half_closed(self.on_half_closed)
+            await self.respond(send)
         except ClientGone:
             pass
         finally:
@@ -71,8 +78,12 @@ class Reply(Response):
             subject.pod.tail.close_reader(self.reader, subject.grace_ms)
             subject.count(self.outcome)
 
-    async def respond(self, scope: Scope, send: Send) -> None:
+    async def respond(self, send: Send) -> None:
         raise NotImplementedError
+
+    def on_half_closed(self) -> None:
+        """The client has closed its writing side, which most mean as leaving."""
+        self.connection.abort()
 
     async def _watch_client(self, receive: Receive) -> None:
         """Wait until the client leaves. A body that nobody asked for is dropped, up to what any body may have."""
@@ -104,7 +115,7 @@ class Reply(Response):
 class WholeReply(Reply):
     """A response in one piece."""
 
-    async def respond(self, scope: Scope, send: Send) -> None:
+    async def respond(self, send: Send) -> None:
         whole = self.subject.form.whole(self.subject.job_id, self.subject.view)
         try:
             while True:
@@ -137,14 +148,11 @@ class StreamReply(Reply):
         self._is_claimed = False
         self._enqueued_ms = 0
 
-    async def respond(self, scope: Scope, send: Send) -> None:
-        scope["headrace.half_closed"] = self._probe
+    async def respond(self, send: Send) -> None:
         wait_s = self.subject.pod.settings.api.headers_after_ms / 1000
         timer = asyncio.get_running_loop().call_later(wait_s, self._call_headers)
         beats = self.subject.pod.beats
-        task = asyncio.current_task()
-        assert task is not None
-        beats[self] = task
+        beats.add(self)
         try:
             await self._stream(send)
         except ClientGone:
@@ -153,20 +161,29 @@ class StreamReply(Reply):
             await self._fail(send, error)
         finally:
             timer.cancel()
-            del beats[self]
+            beats.remove(self)
 
     def beat(self, now: float) -> None:
-        """Called by the pod every `beat_s`: it is time for a heartbeat if the next call would be too late for it."""
-        if not self.is_writing and now >= self._beat_at:
-            self.reader.poke()
+        """Called by the pod every `beat_s`: it is time for a heartbeat if the next call would be too late for it.
+
+        A client that takes nothing for too long is cut off; the connection may hold back what was written for ever.
+        """
+        if not self.is_writing:
+            if now >= self._beat_at:
+                self.reader.poke()
+        elif now - self.wrote_at > self.subject.pod.settings.api.slow_client_timeout_s:
+            log.info(
+                "job %s: its client took nothing for too long", self.subject.job_id, extra={"event": "slow_client"}
+            )
+            self.connection.abort()
 
     def _call_headers(self) -> None:
         """Headers have waited long enough; from now on they need nothing of the worker."""
         self._are_headers_due = True
         self.reader.poke()
 
-    def _probe(self) -> None:
-        """The client has closed its side: two writes tell whether it still reads, since the second one fails if not."""
+    def on_half_closed(self) -> None:
+        """Two writes tell whether it still reads, since the second one fails if not."""
         self._write_soon()
         asyncio.get_running_loop().call_later(_PROBE_S, self._write_soon)
 

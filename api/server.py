@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.api.app import create_app
+from headrace.api.connection import Connection
 from headrace.api.formats import BY_NAME
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
@@ -30,14 +31,15 @@ class PodProtocol(HttpToolsProtocol):
         self._is_in_head = False
 
     def eof_received(self) -> Any:
-        """A client may close its writing side and go on reading; only a stream can find out whether it still does.
+        """A client may close its writing side and go on reading; the response to a whole request says what that means.
 
-        Keep the connection of a running stream open, and have it write; anything else is closed, as usual.
+        The connection stays until the response has ended. Anything else is closed, as usual.
         """
         cycle: Any = self.cycle
-        if cycle is None or cycle.response_complete or "headrace.half_closed" not in cycle.scope:
+        if cycle is None or cycle.response_complete or cycle.more_body:
             return None
-        cycle.scope["headrace.half_closed"]()
+        cycle.keep_alive = False  # nothing more will be asked on it
+        Connection.of(cycle.scope).half_close()
         return True
 
     def data_received(self, data: bytes) -> None:
@@ -51,6 +53,7 @@ class PodProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
+        Connection(self.transport.abort).enter(self.scope)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False

@@ -9,7 +9,6 @@ import os
 import random
 import secrets
 import socket
-import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 

@@ -212,8 +212,9 @@ async def raw(url: str, parts: Iterable[bytes], pause_s: float = 0.0) -> tuple[i
                 sent += len(part)
                 await asyncio.sleep(pause_s)
         with contextlib.suppress(ConnectionError):
-            while data := await loop.sock_recv(client, 65_536):
-                read += data
+            async with asyncio.timeout(5):
+                while data := await loop.sock_recv(client, 65_536):
+                    read += data
     head, _, body = read.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = httpx.Headers([(name, value) for name, _, value in (line.partition(": ") for line in lines)])

@@ -16,7 +16,7 @@ from headrace.broker.settings import KeySettings
 from headrace.workers.engines.scripted import oracle
 from tests.api.conftest import Deploy
 from tests.api.deployment import PATHS, Answer, Deployment, raw
-from tests.api.reading import DONE, content, parse
+from tests.api.reading import DONE, content, errors, parse
 from tests.support import eventually
 
 routes = pytest.mark.parametrize("route", PATHS)
@@ -133,6 +133,20 @@ async def test_e9_6_a_log_that_lost_its_end_says_so(up: Deployment, redis_client
     for event in whole.events[:4]:
         answer = await up.resume(job, event.id, pod=1)
         assert (answer.status, answer.error["code"]) in [(410, "log_lost"), (500, "log_gap")]
+
+
+async def test_e9_6_a_log_that_is_lost_under_its_readers_ends_their_streams(
+    deploy: Deploy, redis_client: redis.Redis
+) -> None:
+    up = await deploy({"tokens_per_s": 20.0}, {"reader_lease_s": 0.6})
+    async with up.open(max_tokens=5000) as opened:
+        await opened.until(b" ")
+        redis_client.delete(*(keys.key(kind, keys.shard_of(opened.job), opened.job) for kind in ("job", "log")))
+        answer = await opened.rest()
+    assert [error["code"] for error in errors(answer.events)] == ["log_lost"]
+    assert answer.events[-2].id == "", "an empty id would erase the position that the client has"
+    assert b"id: \n" not in answer.body
+    await eventually(lambda: not up.workers[0].running)
 
 
 async def test_e9_7_a_position_of_another_stream_is_a_400(up: Deployment) -> None:

@@ -59,9 +59,9 @@ class Passing(RecordingEngine):
 class System:
     """One job on a replica that may hand it on to itself, and a pod that reads it."""
 
-    def __init__(self, model: ScriptedModel, view: View, stop: list[str], hand_on_after: list[int]) -> None:
+    def __init__(self, model: ScriptedModel, view: View, job: Job, hand_on_after: list[int]) -> None:
         self.view = view
-        self.job = Job(keys.new_job_id(1), "m", Text("hi"), n=view.n, stop=stop)
+        self.job = job
         queue = QueueSettings()
         self.broker = MemoryBroker(queue)
         self.pod = Pod(Settings([model], queue=queue), self.broker)
@@ -122,16 +122,25 @@ async def read_in_parts(system: System, cuts: list[int]) -> list[Event]:
     stop=stops,
     end=ends,
     n=st.integers(1, 2),
+    limit=st.none() | st.integers(1, 24),
     hand_on_after=st.lists(st.integers(1, 6), max_size=3),
     cuts=st.lists(st.integers(0, 60), max_size=4),
 )
 def test_a_stream_cut_anywhere_and_a_job_handed_on_anywhere_say_the_same(
-    name: str, script: list[Any], stop: list[str], end: str, n: int, hand_on_after: list[int], cuts: list[int]
+    name: str,
+    script: list[Any],
+    stop: list[str],
+    end: str,
+    n: int,
+    limit: int | None,
+    hand_on_after: list[int],
+    cuts: list[int],
 ) -> None:
     model = ScriptedModel(name="m", tokens_per_s=3000.0, script=script, script_end=end)
     view = View("alice", "m", name, n=n, stream=True, include_usage=True)
-    calm = asyncio.run(read_in_parts(System(model, view, stop, []), cuts))
-    handed_on = asyncio.run(read_in_parts(System(model, view, stop, hand_on_after), cuts))
+    job = Job(keys.new_job_id(1), "m", Text("hi"), limit, n, stop)
+    calm = asyncio.run(read_in_parts(System(model, view, job, []), cuts))
+    handed_on = asyncio.run(read_in_parts(System(model, view, job, hand_on_after), cuts))
     for index in range(n):
         assert content(handed_on, index) == content(calm, index)
         assert finishes(handed_on, index)[-1:] == finishes(calm, index)[-1:]

@@ -10,7 +10,11 @@ from headrace.broker.memory import MemoryBroker
 from headrace.broker.protocol import Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
-from tests.broker.steps import Ears, MakeBroker, serve
+from headrace.broker.tail import Tail
+from tests.broker.steps import Ears, MakeBroker, admit, claim, serve, settle
+from tests.broker.tailing import MakeTail, Tailing
+from tests.faults import FaultyBroker
+from tests.support import eventually
 
 
 @pytest.fixture(params=["redis", "memory"])
@@ -53,3 +57,34 @@ async def ears(make_broker: MakeBroker) -> AsyncIterator[Ears]:
     yield ears
     for listener in ears.listeners:
         await listener.close()
+
+
+@pytest.fixture
+async def make_tail(make_broker: MakeBroker) -> AsyncIterator[MakeTail]:
+    """A tail that has heard that its subscription stands."""
+    tails: list[Tail] = []
+
+    async def make(lease_s: float = 10.0) -> Tailing:
+        faults = FaultyBroker(broker := await make_broker(reader_lease_s=lease_s))
+        tail = Tail(faults.broker, "pod", lease_s)
+        await tail.start()
+        tails.append(tail)
+        probe = await admit(broker)
+        # the first connection calls for a look into every log, so it is over when a silent reader is behind
+        reader = tail.open(probe, "0-1")
+        await eventually(lambda: reader.is_behind)
+        tail.close_reader(reader, None)
+        await eventually(lambda: "unwatch" in faults.calls)
+        await claim(broker)
+        await settle(broker, probe, 1, "1-0")
+        faults.calls.clear()
+        return Tailing(broker, faults, tail)
+
+    yield make
+    for tail in tails:
+        await tail.close()
+
+
+@pytest.fixture
+async def tailing(make_tail: MakeTail) -> Tailing:
+    return await make_tail()

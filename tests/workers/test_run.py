@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from typing import Literal
 
 import pytest
@@ -22,14 +21,6 @@ from headrace.workers.run import JobRun
 from tests import jumping
 from tests.support import eventually
 from tests.workers.replicas import HandEngine, Replica, Stage, oracle_text, token_of
-
-
-@pytest.fixture
-async def stage() -> AsyncIterator[Stage]:
-    queue = QueueSettings()
-    stage = Stage(MemoryBroker(queue), queue=queue)
-    yield stage
-    await stage.close()
 
 
 @pytest.fixture
@@ -234,9 +225,7 @@ async def test_a_long_log_is_taken_up_whole(stage: Stage, replica: Replica) -> N
 
 
 @pytest.mark.parametrize("tokens_per_s", [0.0, 300.0])
-async def test_many_seams_do_not_show(tokens_per_s: float) -> None:
-    queue = QueueSettings()
-    stage = Stage(MemoryBroker(queue), queue=queue)
+async def test_many_seams_do_not_show(stage: Stage, tokens_per_s: float) -> None:
     engine = ScriptedEngine(ScriptedModel(name="m", tokens_per_s=tokens_per_s))
     replica = await stage.replica(engine)
     jobs = {await stage.admit(f"text {i}", max_tokens=150): f"text {i}" for i in range(4)}
@@ -250,7 +239,6 @@ async def test_many_seams_do_not_show(tokens_per_s: float) -> None:
             await eventually(has_moved)
             await hand_over(stage, replica)
         assert await stage.text(job_id) == oracle_text(text, 150)
-    await stage.close()
 
 
 Seam = Literal["release", "crash"]

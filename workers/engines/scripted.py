@@ -24,6 +24,7 @@ DEFAULT_TOKENS = 64
 SPECIAL = "<|im_end|>"
 
 _RESOLUTION_S = 0.001
+_LN_HALF = -0.6931471805599453
 _BURST = 32  # tokens per sequence and turn at rate 0, so that the loop still turns
 
 
@@ -133,8 +134,11 @@ class ScriptedEngine:
         while self._due and self._due[0][0] <= now:
             due.append(heapq.heappop(self._due)[2])
         for sequence in due:
-            if not sequence.is_cancelled and self._step(sequence):
-                self._schedule(sequence, sequence.due + self._interval_s)
+            try:
+                if not sequence.is_cancelled and self._step(sequence):
+                    self._schedule(sequence, sequence.due + self._interval_s)
+            except Exception as error:  # noqa: BLE001  # of whoever listens: the other sequences go on
+                sequence.fail(error)
         self._arm()
 
     def _step(self, sequence: _Sequence) -> bool:
@@ -144,7 +148,7 @@ class ScriptedEngine:
         token_ids = [self._id(sequence, sequence.index + i) for i in range(count)]
         sequence.index += count
         is_last = count == left
-        if is_last and self._script and self._model.script_end == "error" and self._is_script_out(sequence):
+        if is_last and self._model.script_end == "error" and self._script and self._is_out(sequence):
             sequence.emit(Step([self.token(token_id) for token_id in token_ids]))
             sequence.fail(EngineFailed("the scripted engine was told to fail"))
             return False
@@ -161,25 +165,30 @@ class ScriptedEngine:
         """Tokens that a sequence still makes: to its limit, the script's end, or the default."""
         generation = sequence.generation
         made = sequence.index - len(generation.generated)
-        limit = generation.max_tokens
-        natural = len(self._script) if self._script else DEFAULT_TOKENS if limit is None else None
-        lefts = [natural - sequence.index] if natural is not None else []
-        if limit is not None:
-            lefts.append(limit - made)
-        context = self._model.context_tokens - len(generation.prompt_ids) - sequence.index
-        return max(0, min(*lefts, context) if lefts else context)
+        lefts = [self._model.context_tokens - len(generation.prompt_ids) - sequence.index]
+        if (natural := self._natural(sequence)) is not None:
+            lefts.append(natural - sequence.index)
+        if generation.max_tokens is not None:
+            lefts.append(generation.max_tokens - made)
+        return max(0, min(lefts))
 
-    def _is_script_out(self, sequence: _Sequence) -> bool:
-        return sequence.index >= len(self._script)
+    def _natural(self, sequence: _Sequence) -> int | None:
+        """How many tokens a sequence has if nothing stops it; None if only a limit ends it."""
+        if self._script:
+            return len(self._script)
+        return DEFAULT_TOKENS if sequence.generation.max_tokens is None else None
+
+    def _is_out(self, sequence: _Sequence) -> bool:
+        natural = self._natural(sequence)
+        return natural is not None and sequence.index >= natural
 
     def _end(self, sequence: _Sequence) -> Literal["eos", "limit"]:
         """The script says how it ends; a limit that is reached first, or with it, is a `limit`."""
         limit = sequence.generation.max_tokens
         if limit is not None and sequence.index - len(sequence.generation.generated) >= limit:
             return "limit"
-        if self._script and self._is_script_out(sequence):
-            return "limit" if self._model.script_end == "limit" else "eos"
-        return "eos" if limit is None and sequence.index >= DEFAULT_TOKENS else "limit"
+        is_limited = bool(self._script) and self._model.script_end == "limit"
+        return "eos" if self._is_out(sequence) and not is_limited else "limit"
 
     def _id(self, sequence: _Sequence, index: int) -> int:
         if self._script:
@@ -187,17 +196,16 @@ class ScriptedEngine:
         return oracle(sequence.text, sequence.seed, sequence.generation.choice, index)
 
     def _logprobs(self, sequence: _Sequence, token_ids: list[int]) -> list[TokenLogprob] | None:
-        """Made up, but fixed: the chosen token has probability 1/2, alternative k 1/2^(k+2) and the next ids."""
+        """Made up, but fixed: the chosen token has probability 1/2, those of the next ids 1/4, 1/8 and so on."""
         wanted = sequence.generation.logprobs
         if wanted is None:
             return None
-        half = -0.6931471805599453
         return [
-            TokenLogprob(
-                token_id,
-                self.token(token_id).piece,
-                half,
-                [Alternative(token_id, self.token(token_id).piece, half * (k + 1)) for k in range(wanted)],
-            )
+            TokenLogprob(token_id, self.token(token_id).piece, _LN_HALF, self._alternatives(token_id, wanted))
             for token_id in token_ids
         ]
+
+    def _alternatives(self, token_id: int, count: int) -> list[Alternative]:
+        vocabulary = len(self._script) or 1 << 32
+        ids = [(token_id + k) % vocabulary for k in range(min(count, vocabulary))]
+        return [Alternative(id, self.token(id).piece, _LN_HALF * (k + 1)) for k, id in enumerate(ids)]
