@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- present: a replica or pod says that it is there and what it is; it is forgotten when it stops saying so.
 -- Reads and writes: model, replicas, pods (zset), replica, pod (hash), idle (list).
 -- ARGV: 1 'replicas' | 'pods' | 'cluster', 2 id, 3 model or '', 4 presence ms (0: it leaves), then field and value pairs
