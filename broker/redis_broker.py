@@ -44,6 +44,8 @@ SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
 """The oldest accepted versions, per server and series; older ones lack scripts with flags or have known holes."""
 
 _REAP_LIMIT = 256
+_FULL_RETRY_S = 5
+_DOWN_RETRY_S = 1
 _POOL_WAIT_S = 30.0  # a burst of requests waits its turn; each command has a timeout of its own
 
 
@@ -92,8 +94,17 @@ class RedisBroker:
         return int(memory["used_memory"]) / limit if limit else 0.0
 
     async def _run(self, verb: str, shard: int, *args: str | bytes | int) -> Any:
-        with _broker_errors():
-            return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
+        try:
+            with _broker_errors():
+                return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
+        except BrokerDown as error:
+            await self._leave_demoted(error)
+            raise
+
+    async def _leave_demoted(self, error: BrokerDown) -> None:
+        """A server that takes no writes is a former primary: what leads to it is given up, not used again."""
+        if isinstance(error.__cause__, ReadOnlyError):
+            await self._pool.disconnect(inuse_connections=False)
 
     # -- a job's life ---------------------------------------------------------------------------------------------
 
@@ -285,15 +296,15 @@ def _broker_errors() -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
-        raise BrokerFull from error
+        raise BrokerFull(retry_after_s=_FULL_RETRY_S) from error
     except (ReadOnlyError, ClusterDownError, TryAgainError) as error:
-        raise BrokerDown(f"the broker cannot do this now: {error}") from error
+        raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
     except ResponseError as error:
         if str(error).startswith(("NOREPLICAS", "MISCONF", "BUSY")):
-            raise BrokerDown(f"the broker cannot do this now: {error}") from error
+            raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
         raise
     except (TimeoutError, RedisError, OSError) as error:
-        raise BrokerDown from error
+        raise BrokerDown(retry_after_s=_DOWN_RETRY_S) from error
 
 
 def _check_server(info: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
