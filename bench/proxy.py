@@ -23,13 +23,14 @@ class Proxy:
         """New connections are closed at once."""
         self.is_dropping_hints = False
         """Messages of subscriptions do not arrive; everything else does."""
-        self.is_silent = False
-        """Nothing arrives, in either direction, and nobody is told: what a dead host looks like."""
+        self.answer: bytes | None = None
+        """What every command of new connections is answered, in place of the server's own answer."""
         self.delay_s = 0.0
         """How long each piece is under way."""
         self.dropped = 0
-        self._target = target
+        self.target = target
         self._writers: set[asyncio.StreamWriter] = set()
+        self._silent: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -48,6 +49,10 @@ class Proxy:
         for writer in list(self._writers):
             writer.transport.abort()
 
+    def silence(self) -> None:
+        """From now on nothing arrives on the connections there are, and nobody is told: their host is gone."""
+        self._silent |= self._writers
+
     async def cut_for(self, seconds: float) -> None:
         """Break every connection, and take none for a while."""
         self.is_refusing = True
@@ -61,17 +66,29 @@ class Proxy:
         self._tasks.add(task)
         self._writers.add(writer)
         try:
-            if not self.is_refusing:
+            if self.answer is not None:
+                await self._answer(reader, writer, self.answer)
+            elif not self.is_refusing:
                 await self._connect(reader, writer)
         except OSError:
             pass
         finally:
             writer.transport.abort()
             self._writers.discard(writer)
+            self._silent.discard(writer)
             self._tasks.discard(task)
 
+    @staticmethod
+    async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, answer: bytes) -> None:
+        buffer = b""
+        while data := await reader.read(_CHUNK):
+            buffer += data
+            while (end := _array_end(buffer)) is not None:
+                buffer = buffer[end:]
+                writer.write(answer + b"\r\n")
+
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        server_reader, server_writer = await asyncio.open_unix_connection(str(self._target))
+        server_reader, server_writer = await asyncio.open_unix_connection(str(self.target))
         self._writers.add(server_writer)
         messages = _Messages(self._is_dropped)
         up = asyncio.ensure_future(self._pump(reader, server_writer, messages.watch))
@@ -84,6 +101,7 @@ class Proxy:
             await asyncio.gather(up, down, return_exceptions=True)
             server_writer.transport.abort()
             self._writers.discard(server_writer)
+            self._silent.discard(server_writer)
 
     def _is_dropped(self) -> bool:
         self.dropped += self.is_dropping_hints
@@ -96,7 +114,7 @@ class Proxy:
             while data := await source.read(_CHUNK):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
-                if not self.is_silent:
+                if sink not in self._silent:
                     sink.write(change(data))
                     await sink.drain()
 
