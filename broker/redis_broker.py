@@ -67,10 +67,12 @@ class RedisBroker:
             retry=Retry(ConstantBackoff(0.05), 2),
             **common,
         )
-        # the settings of pinned connections only: this pool never hands one out
+        # the settings of pinned connections; of the pool itself only `reap` takes one
         self._pinned_pool = redis.ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **common)
         # Any: redis-py types each answer as the union of all that any server and protocol could say
         self._redis: Any = redis.Redis(connection_pool=self._pool)
+        self._untried: Any = redis.Redis(connection_pool=self._pinned_pool)
+        """For what must not be sent a second time after a break, unnoticed."""
         self._scripts: dict[str, AsyncScript] = {
             verb: self._redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
         }
@@ -86,6 +88,7 @@ class RedisBroker:
     async def close(self) -> None:
         await self._redis.aclose()
         await self._pool.disconnect()
+        await self._pinned_pool.disconnect()
 
     async def ping(self) -> float:
         with _broker_errors():
@@ -181,7 +184,10 @@ class RedisBroker:
             await self._run("unwatch", shard, pod, *cast(list[str | int], pairs))
 
     async def reap(self, shard: int) -> Reaped:
-        return Reaped(*await self._run("reap", shard, _REAP_LIMIT))
+        with _broker_errors():
+            # a break must be seen: leases that ran out while the broker was away must have time to be renewed
+            args = {"keys": [keys.base(shard)], "args": [_REAP_LIMIT], "client": self._untried}
+            return Reaped(*await self._scripts["reap"](**args))
 
     async def status(self, job_id: str) -> JobStatus | None:
         row = await self._run("status", keys.shard_of(job_id), job_id)
