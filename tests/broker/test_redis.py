@@ -218,7 +218,7 @@ async def test_a_job_that_expired_while_it_ran_is_forgotten_by_its_replica(
 async def test_an_attempt_after_a_restart_has_a_number_that_no_lost_one_can_have_had(
     broker: RedisBroker, redis_client: redis.Redis
 ) -> None:
-    """What the server had of the first attempt is lost: its number must not come again, or readers take it for theirs."""
+    """An attempt may be lost that readers have seen: under its number nothing else may come."""
     job_id = await admit(broker)
     redis_client.hset(keys.key("job", 0, job_id), "run", "of another start")
     [after_loss] = await broker.claim(0, "r", "m", 1)
