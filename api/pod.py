@@ -14,6 +14,7 @@ from typing import Protocol
 
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, BrokerFull, HeadraceError
+from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 from headrace.broker.tail import Tail
@@ -52,6 +53,8 @@ class Pod:
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
+        self._down_since: float | None = None
+        self._outage = Outage(log, "broker_down", "the broker is down")
         self._is_well = asyncio.Event()
 
     async def start(self) -> None:
@@ -100,14 +103,23 @@ class Pod:
             used = await self.broker.ping()
             await self.broker.present("pods", self.id, "", self._about())
         except BrokerDown as error:
-            if self.trouble is None:
-                log.warning("the broker is down: %s", error, extra={"event": "broker_down"})
+            self._outage.down(error)
             self.trouble = error
             self._is_well.clear()
+            self._lose_patience(error)
         else:
+            self._outage.up()
+            self._down_since = None
             self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
             self._is_well.set()  # a broker that is full answers, and what has run out must end there
         metrics.BROKER_UP.set(self._is_well.is_set())
+
+    def _lose_patience(self, error: BrokerDown) -> None:
+        """Streams wait for the broker, but not for ever; new ones are refused from the first moment."""
+        now = time.monotonic()
+        self._down_since = self._down_since or now
+        if now - self._down_since > self.settings.api.broker_patience_s:
+            self.tail.fail_all(error)
 
     def _about(self) -> dict[str, str | int]:
         return {"host": socket.gethostname(), "pid": os.getpid(), "url": self.url, "streams": len(self.beats)}
@@ -127,8 +139,8 @@ class Pod:
             await self._reap_until_trouble()
 
     async def _reap_until_trouble(self) -> None:
-        while self._is_well.is_set():
-            for shard in range(self.broker.shards):
-                with contextlib.suppress(BrokerDown):
+        with contextlib.suppress(BrokerDown):
+            while self._is_well.is_set():
+                for shard in range(self.broker.shards):
                     await self.broker.reap(shard)
-            await asyncio.sleep(random.uniform(0.75, 1.25))
+                await asyncio.sleep(random.uniform(0.75, 1.25))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import time
 
 from starlette.requests import Request
 
@@ -17,6 +19,7 @@ from headrace.broker.errors import BadPosition, BadRequest, HeadersTooLarge, Job
 from headrace.broker.messages import Job, View
 from headrace.broker.protocol import Admission, JobStatus
 from headrace.broker.settings import KeySettings
+from headrace.broker.tail import REPAIR_S
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +56,8 @@ async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
     cut = requests.cut(request, pod.broker.shards)
+    if cut is not None:
+        status = await _repaired(pod, cut, status)
     _check_cut(cut, job_id, status, form)
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
@@ -74,6 +79,17 @@ async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
     if status is None or status.view.owner != key.owner:
         raise JobNotFound
     request.state.job_id = job_id
+    return status
+
+
+async def _repaired(pod: Pod, cut: Cut, status: JobStatus) -> JobStatus:
+    """A running job whose log ends before the position: its worker may be about to write the lost end again."""
+    deadline = time.monotonic() + REPAIR_S
+    while cut.entry > keys.position(status.last or "0-0") and status.state == "running":
+        if time.monotonic() > deadline:
+            break
+        await asyncio.sleep(0.1)
+        status = await pod.broker.status(cut.job_id) or status
     return status
 
 

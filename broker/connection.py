@@ -33,7 +33,7 @@ class Pinned:
             raise BrokerDown from error
 
     async def receive(self, timeout_s: float | None = None) -> Any:
-        """The next answer; an error answer is returned, not raised."""
+        """The next answer, None if it does not come in the time that is given; an error answer is returned."""
         try:
             return await self._connection.read_response(timeout=timeout_s)
         except ResponseError as error:

@@ -44,6 +44,8 @@ SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
 """The oldest accepted versions, per server and series; older ones lack scripts with flags or have known holes."""
 
 _REAP_LIMIT = 256
+_FULL_RETRY_S = 5
+_DOWN_RETRY_S = 1
 _POOL_WAIT_S = 30.0  # a burst of requests waits its turn; each command has a timeout of its own
 
 
@@ -65,10 +67,12 @@ class RedisBroker:
             retry=Retry(ConstantBackoff(0.05), 2),
             **common,
         )
-        # the settings of pinned connections only: this pool never hands one out
+        # the settings of pinned connections; of the pool itself only `reap` takes one
         self._pinned_pool = redis.ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **common)
         # Any: redis-py types each answer as the union of all that any server and protocol could say
         self._redis: Any = redis.Redis(connection_pool=self._pool)
+        self._untried: Any = redis.Redis(connection_pool=self._pinned_pool)
+        """For what must not be sent a second time after a break, unnoticed."""
         self._scripts: dict[str, AsyncScript] = {
             verb: self._redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
         }
@@ -84,6 +88,7 @@ class RedisBroker:
     async def close(self) -> None:
         await self._redis.aclose()
         await self._pool.disconnect()
+        await self._pinned_pool.disconnect()
 
     async def ping(self) -> float:
         with _broker_errors():
@@ -92,8 +97,17 @@ class RedisBroker:
         return int(memory["used_memory"]) / limit if limit else 0.0
 
     async def _run(self, verb: str, shard: int, *args: str | bytes | int) -> Any:
-        with _broker_errors():
-            return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
+        try:
+            with _broker_errors():
+                return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
+        except BrokerDown as error:
+            await self._leave_demoted(error)
+            raise
+
+    async def _leave_demoted(self, error: BrokerDown) -> None:
+        """A server that takes no writes is a former primary: what leads to it is given up, not used again."""
+        if isinstance(error.__cause__, ReadOnlyError):
+            await self._pool.disconnect(inuse_connections=False)
 
     # -- a job's life ---------------------------------------------------------------------------------------------
 
@@ -170,7 +184,10 @@ class RedisBroker:
             await self._run("unwatch", shard, pod, *cast(list[str | int], pairs))
 
     async def reap(self, shard: int) -> Reaped:
-        return Reaped(*await self._run("reap", shard, _REAP_LIMIT))
+        with _broker_errors():
+            # a break must be seen: leases that ran out while the broker was away must have time to be renewed
+            args = {"keys": [keys.base(shard)], "args": [_REAP_LIMIT], "client": self._untried}
+            return Reaped(*await self._scripts["reap"](**args))
 
     async def status(self, job_id: str) -> JobStatus | None:
         row = await self._run("status", keys.shard_of(job_id), job_id)
@@ -285,15 +302,15 @@ def _broker_errors() -> Iterator[None]:
     try:
         yield
     except OutOfMemoryError as error:
-        raise BrokerFull from error
+        raise BrokerFull(retry_after_s=_FULL_RETRY_S) from error
     except (ReadOnlyError, ClusterDownError, TryAgainError) as error:
-        raise BrokerDown(f"the broker cannot do this now: {error}") from error
+        raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
     except ResponseError as error:
         if str(error).startswith(("NOREPLICAS", "MISCONF", "BUSY")):
-            raise BrokerDown(f"the broker cannot do this now: {error}") from error
+            raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
         raise
     except (TimeoutError, RedisError, OSError) as error:
-        raise BrokerDown from error
+        raise BrokerDown(retry_after_s=_DOWN_RETRY_S) from error
 
 
 def _check_server(info: Mapping[str, Any], memory: Mapping[str, Any]) -> None:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis.asyncio as redis
-from redis.exceptions import ResponseError
+from redis.exceptions import OutOfMemoryError, ResponseError
 
 from headrace.broker import keys, scripts
 from headrace.broker.connection import Command, Pinned
-from headrace.broker.errors import BrokerDown
+from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.hints import encode_hint
+from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Exchange, Hint, Settle, Written
 from headrace.broker.tasks import cancel_all
 
 log = logging.getLogger(__name__)
+
+PING_S = 3.0
+"""How often a subscription is asked whether it lives."""
 
 
 class RedisLane:
@@ -62,7 +66,8 @@ class RedisLane:
             if isinstance(answer, ResponseError) and not _is_fenced(answer):
                 self._settle_sha = ""  # a server that was started again has no scripts
                 await self._pinned.close()
-                raise BrokerDown(f"the broker refuses to write: {answer}")
+                kind = BrokerFull if isinstance(answer, OutOfMemoryError) else BrokerDown
+                raise kind(f"the broker refuses to write: {answer}")
         return answers
 
     async def close(self) -> None:
@@ -97,16 +102,16 @@ class RedisListener:
 
     async def _run(self) -> None:
         delay_s = 0.05
+        outage = Outage(log, "listener_down", "a subscription is lost")
         while True:
             try:
                 await self._subscribe()
                 delay_s = 0.05
+                outage.up()
                 self._on_connect()
                 await self._receive()
             except BrokerDown as error:
-                log.warning(
-                    "subscription lost, trying again in %.2f s: %s", delay_s, error, extra={"event": "listener_down"}
-                )
+                outage.down(error)
                 await asyncio.sleep(delay_s)
                 delay_s = min(1.0, delay_s * 2)
 
@@ -118,10 +123,23 @@ class RedisListener:
             raise BrokerDown(f"the broker refuses a subscription: {refusal}")
 
     async def _receive(self) -> None:
-        while True:
-            answer = await self._pinned.receive(math.inf)
-            if isinstance(answer, list) and answer[0] == b"smessage":
-                self._hear(answer[1], answer[2])
+        """Until the connection breaks, or says nothing for so long that its other end must be gone."""
+        pings = asyncio.create_task(self._ping(), name="listener ping")
+        try:
+            while (answer := await self._pinned.receive(2 * PING_S)) is not None:
+                if isinstance(answer, list) and answer[0] == b"smessage":
+                    self._hear(answer[1], answer[2])
+            await self._pinned.close()
+            raise BrokerDown("the subscription is silent")
+        finally:
+            await cancel_all([pings])
+
+    async def _ping(self) -> None:
+        """A host that is gone tells nobody; only a question that is not answered does."""
+        with contextlib.suppress(BrokerDown):
+            while True:
+                await asyncio.sleep(PING_S)
+                await self._pinned.send([("PING",)])
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         try:

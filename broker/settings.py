@@ -69,6 +69,8 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     max_stop_chars: int = 256
     slow_client_timeout_s: float = 300.0
     """A client that takes nothing for this long is cut off; its job goes on for the grace time."""
+    broker_patience_s: float = 60.0
+    """An open stream waits for a broker that is away for this long, then it ends with `broker_down`."""
     drain_s: float = 10.0
     """How long a pod that was told to stop lets its open streams go on."""
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import random
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 START = "0-0"
 """The position before the first entry."""
 
+REPAIR_S = 2.0
+"""How long a worker that lives may take to write again what the server has lost."""
 _PAGE = 256
 _KEEP = 256  # entries that a reader holds for its client before it leaves the rest to the log
 _CHUNK = 512  # readers asked about in one round trip
@@ -67,6 +70,7 @@ class Reader:
         self._waiter: asyncio.Future[None] | None = None
         self._is_ended = False
         self._is_poked = False
+        self._missing_since: float | None = None
         self._passed_over = START
         """The last entry hinted at while the log was being read; the page may have been cut before it."""
 
@@ -157,14 +161,25 @@ class Reader:
         if self.position == START:
             if not rows:
                 raise JobNotFound
-        elif not rows or rows[0][0] != self.position:
+        elif not rows:
+            await self._wait_for_repair()
+            return
+        elif rows[0][0] != self.position:
             raise LogLost
         else:
-            rows = rows[1:]
+            rows, self._missing_since = rows[1:], None
         for entry in _decode(rows):
             self._take_in_order(entry)
         is_newer = keys.position(self._passed_over) > keys.position(self.position)
         self.is_behind = not self._is_ended and (len(rows) >= _PAGE - 1 or is_newer)
+
+    async def _wait_for_repair(self) -> None:
+        """The log ends before the position: a server that has lost its end may get it again from the worker."""
+        now = time.monotonic()
+        self._missing_since = self._missing_since or now
+        if now - self._missing_since > REPAIR_S:
+            raise LogLost
+        await asyncio.sleep(random.uniform(0.05, 0.15))
 
     def _take_in_order(self, entry: ReadEntry) -> None:
         match follow(self.position, entry):
@@ -232,6 +247,12 @@ class Tail:
             self._forget(reader)
             raise JobNotFound
         return reader
+
+    def fail_all(self, error: HeadraceError) -> None:
+        """End every stream here with an error."""
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.fail(error)
 
     def close_reader(self, reader: Reader, grace_ms: int | None) -> None:
         """The client left; the pod's reading lease ends with its last reader, within milliseconds."""

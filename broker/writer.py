@@ -8,20 +8,22 @@ After a break the writer asks each log where it stands, and sends again from the
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
 
 from headrace.broker import keys, messages, metrics
-from headrace.broker.errors import BrokerDown
-from headrace.broker.messages import Ended, Entry, Event
+from headrace.broker.errors import BrokerDown, BrokerFull
+from headrace.broker.messages import Ended, Entry, Event, Failure
+from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Broker, Hint, Position, Settle, Written
 
 log = logging.getLogger(__name__)
 
 _MUTE_S = 1.0
+_FULL_S = 5.0
+"""How long running jobs wait for room in a full broker before they end."""
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -50,6 +52,7 @@ class Track:
         self.is_lost = False
         self._moved = asyncio.Event()
         self.on_lost = on_lost
+        self.on_full: Callable[[BrokerFull], None] = lambda _: None
         self._writer = writer
         self._enqueued_at = time.monotonic() - age_ms / 1000
 
@@ -93,6 +96,20 @@ class Track:
             self._writer.wake(self)
         return self.settled
 
+    def refuse(self, error: BrokerFull) -> None:
+        """The broker has no room for what the log lacks: it is dropped, and the job ends as failed after what is there.
+
+        The terminal entry itself is always taken.
+        """
+        is_whole = self.is_clear
+        del self.sent[self.acked :]
+        self.pending.clear()
+        self.moved()
+        if self.ending is None:
+            self.on_full(error)
+        elif not is_whole:
+            self.ending = Ended("failed", Failure(error.code, error.message), self.ending.usage, self.ending.timings)
+
     def lose(self, how: Written) -> None:
         """Another attempt owns the log, or it is gone: nothing of this track is written or shown any more."""
         if self.is_lost:
@@ -117,14 +134,22 @@ class LogWriter:
         """Pods that had no connection when they were last told, by the time until which they are told nothing."""
         self._wake = asyncio.Event()
         self._tracks: dict[str, Track] = {}
+        self._outage = Outage(log, "append_failed", "the logs cannot be written")
 
     def open(
-        self, job_id: str, attempt: int, age_ms: int, readers: Iterable[str], on_lost: Callable[[], None]
+        self,
+        job_id: str,
+        attempt: int,
+        age_ms: int,
+        readers: Iterable[str],
+        on_lost: Callable[[], None],
+        on_full: Callable[[BrokerFull], None] = lambda _: None,
     ) -> Track:
         """Begin to write an attempt whose `<attempt>-0` the claim has appended; an earlier one here is lost by it."""
         if (former := self._tracks.get(job_id)) is not None:
             former.lose("stale")
         track = self._tracks[job_id] = Track(self, job_id, attempt, age_ms, readers, on_lost)
+        track.on_full = on_full
         return track
 
     def close_track(self, track: Track) -> None:
@@ -144,8 +169,9 @@ class LogWriter:
                 try:
                     await self._flush()
                 except BrokerDown as error:
-                    log.warning("append failed, asking the logs: %s", error, extra={"event": "append_failed"})
+                    self._outage.down(error)
                     await self._resync()
+                    self._outage.up()
         finally:
             await self._lane.close()
 
@@ -208,15 +234,24 @@ class LogWriter:
     # -- after a break --------------------------------------------------------------------------------------------
 
     async def _resync(self) -> None:
-        """Ask every log until the broker answers; the tracks' leases may run out meanwhile, and then they are lost."""
+        """Ask every log until the broker answers; the tracks' leases may run out meanwhile, and then they are lost.
+
+        A broker that answers but has been full for too long gets no more: the jobs end as failed.
+        """
+        full_since: float | None = None
         for delay_s in itertools.chain(_RETRY_S, itertools.repeat(_RETRY_S[-1])):
             await asyncio.sleep(delay_s)
-            with contextlib.suppress(BrokerDown):
+            now = time.monotonic()
+            try:
                 for track in list(self._tracks.values()):
-                    await self._ask(track)
+                    await self._ask(track, is_full=full_since is not None and now - full_since > _FULL_S)
                 return
+            except BrokerFull:
+                full_since = full_since or now
+            except BrokerDown:
+                full_since = None
 
-    async def _ask(self, track: Track) -> None:
+    async def _ask(self, track: Track, *, is_full: bool = False) -> None:
         """Make this track agree with its log: drop what the log has, send again what it has not, or lose it."""
         last = await self._broker.last_id(track.job_id)
         if self._tracks.get(track.job_id) is not track or track.is_lost:
@@ -237,6 +272,8 @@ class LogWriter:
             self._show(track, self._entry(track, index + 1))
         track.acked = n
         track.moved()
+        if is_full:
+            track.refuse(BrokerFull())
         await self._resend(track)
         self.wake(track)
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.broker.outage import open_when_up
 from headrace.broker.settings import Model, Settings
 from headrace.broker.tasks import loop_factory
 from headrace.cli import options
@@ -36,7 +37,7 @@ async def _run(settings: Settings, model: Model) -> None:
     from headrace.workers.worker import Worker
 
     broker = options.broker_of(settings)
-    await broker.open()
+    await open_when_up(broker)
     worker = Worker(settings, model, broker, engines.make(model, settings.data_dir))
     loop, drains = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headrace.broker.errors import EngineFailed
+from headrace.broker.outage import open_when_up
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
 from headrace.workers import engines
@@ -25,7 +26,7 @@ class Replica:
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)
         self._engine = engines.make(chosen, settings.data_dir)
         self._worker = Worker(settings, chosen, self._broker, self._engine)
-        await self._broker.open()
+        await open_when_up(self._broker)
         await self._worker.start()
         self._task = asyncio.create_task(self._worker.run(), name="worker")
 

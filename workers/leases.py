@@ -47,8 +47,10 @@ class Leases:
     async def run(self) -> None:
         while True:
             try:
-                await self._tick()
-            except BrokerDown:
+                # a connection that hangs must be given up long before the leases run out
+                async with asyncio.timeout(self._renew_s):
+                    await self._tick()
+            except (BrokerDown, TimeoutError):
                 log.debug("tick failed", extra={"event": "tick_failed"})
             await asyncio.sleep(self._tick_s)
 

@@ -52,7 +52,7 @@ class JobRun:
     def __init__(self, claim: Claim, engine: Engine, writer: LogWriter) -> None:
         self.claim = claim
         self.job = claim.job
-        self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost)
+        self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost, self.fail)
         self.done = asyncio.Event()
         self.last_step_at = time.monotonic()
         self._engine = engine

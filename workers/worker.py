@@ -14,6 +14,7 @@ from functools import partial
 
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, EngineFailed
+from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker, Claim
 from headrace.broker.settings import Model, Settings
 from headrace.broker.tasks import cancel_all
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _PRESENCE_S = 1.0
 _CLAIM_AT_ONCE = 64  # so that one script does not hold the server for long
+_QUEUED = "0-1"
+"""The entry that the first claim of a job follows."""
 _IDLE_CLAIM_S = 1.0
 """An idle replica asks again this often, in case its wake-up was lost."""
 
@@ -75,7 +78,8 @@ class Worker:
             await self._stop()
             raise
         self._state, self._progress = "ready", ""
-        await self._be_present()
+        with contextlib.suppress(BrokerDown):
+            await self._be_present()
         log.info("replica %s of %s is ready", self.id, self._model.name, extra={"event": "replica_ready"})
 
     async def run(self) -> None:
@@ -127,14 +131,16 @@ class Worker:
         self._work.set()
 
     async def _claim_loop(self) -> None:
+        outage = Outage(log, "claim_failed", "no jobs can be claimed")
         while not self._is_draining:
             await self._slot()
             if self._is_draining:
                 return
             try:
                 claimed = await self._claim_some()
+                outage.up()
             except BrokerDown as error:
-                log.warning("claim failed: %s", error, extra={"event": "claim_failed"})
+                outage.down(error)
                 await asyncio.sleep(0.5)
                 continue
             if not claimed:
@@ -171,7 +177,7 @@ class Worker:
         return len(runs)
 
     def _begin(self, shard: int, claim: Claim) -> JobRun:
-        if claim.attempt == 1:
+        if claim.after == _QUEUED:
             metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
         run = JobRun(claim, self._engine, self._writers[shard])
         self._runs[claim.job.id] = run
@@ -211,11 +217,13 @@ class Worker:
     async def _reap_loop(self, shard: int) -> None:
         """Once a second, but not soon after the broker was away: overdue leases must have time to be renewed."""
         while True:
-            await asyncio.sleep(self._settings.queue.lease_s)
             with contextlib.suppress(BrokerDown):
+                await self._broker.ping()  # from now on it must have been there for a whole lease
+                await asyncio.sleep(self._settings.queue.lease_s)
                 while True:
                     await self._broker.reap(shard)
                     await asyncio.sleep(random.uniform(0.75, 1.25))
+            await asyncio.sleep(random.uniform(0.2, 0.5))
 
     async def _presence_loop(self) -> None:
         while True:

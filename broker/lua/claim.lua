@@ -11,7 +11,7 @@ local function open(job)
   local f = redis.call('HMGET', K.job .. job, 'spec', 'enqueued_ms', 'ttl_ms')
   local after = f[1] and last_id(job)
   if not after then return end -- it expired while it waited
-  local attempt = text(redis.call('HINCRBY', K.job .. job, 'attempt', 1))
+  local attempt = next_attempt(job, now)
   redis.call('HSET', K.job .. job, 'worker', replica)
   redis.call('HDEL', K.job .. job, 'place')
   append(job, attempt .. '-0', pack_entry(now, tonumber(f[2]), { TAG.claimed, replica, after }), now)

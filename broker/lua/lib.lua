@@ -52,10 +52,29 @@ local function append(job, id, payload, now)
   hint(job, id, payload, now)
 end
 
+-- Numbers that grow, also over a loss of the counter or of its last values: none is below the clock's microseconds.
 local function serial(ttl_ms)
-  local n = redis.call('INCR', K.counter)
+  local t = redis.call('TIME')
+  local n = math.max((redis.call('GET', K.counter) or 0) + 1, t[1] * 1000000 + t[2])
+  redis.call('SET', K.counter, text(n), 'KEEPTTL')
   keep(K.counter, ttl_ms)
   return n
+end
+
+local function server_run()
+  return string.match(redis.call('INFO', 'server'), 'run_id:(%x%x%x%x%x%x%x%x)')
+end
+
+-- Begin a job's next attempt. No number may ever stand for two texts, and a server that was started again, or a replica
+-- that was promoted, may have lost attempts that readers have seen. Its run id tells; the number then jumps ahead of
+-- all that could have been, by the job's age in milliseconds.
+local function next_attempt(job, now)
+  local run = server_run()
+  local f = redis.call('HMGET', K.job .. job, 'attempt', 'run', 'enqueued_ms')
+  local attempt = f[1] + 1
+  if f[2] ~= run then attempt = attempt + math.max(now - f[3], 1) end
+  redis.call('HSET', K.job .. job, 'attempt', text(attempt), 'run', run)
+  return text(attempt)
 end
 
 -- The replica that runs the job learns at its next tick that something about it changed.
@@ -80,6 +99,7 @@ local function enqueue(job, model, band, tag, ttl_ms)
   redis.call('ZADD', K.queue .. model .. ':' .. band, tag, job)
   keep(K.queue .. model .. ':' .. band, ttl_ms)
   redis.call('HSET', K.job .. job, 'place', band)
+  redis.call('HSETNX', K.job .. job, 'run', server_run())
   redis.call('SADD', K.models, model)
   keep(K.models, ttl_ms)
   wake(model)
@@ -107,7 +127,7 @@ end
 local function finish_unrun(job, status, code, message, now)
   local f = redis.call('HMGET', K.job .. job, 'enqueued_ms', 'ended')
   if not f[1] or f[2] then return end
-  local id = text(redis.call('HINCRBY', K.job .. job, 'attempt', 1)) .. '-0'
+  local id = next_attempt(job, now) .. '-0'
   local failure = message and { code, message } or { code }
   finish(job, id, pack_entry(now, tonumber(f[1]), { TAG.ended, status, failure }), status, now)
 end

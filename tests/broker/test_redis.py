@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import redis
 
-from headrace.broker import keys, redis_broker, scripts
+from bench.proxy import Proxy
+from headrace.broker import keys, redis_broker, redis_lane, scripts
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
 from headrace.broker.protocol import Broker
@@ -211,3 +214,44 @@ async def test_a_job_that_expired_while_it_ran_is_forgotten_by_its_replica(
     assert await broker.release("r", expiring, None, None) == "gone"
     assert (await tick(broker, list_held=True)).jobs == [kept]
     await fleeting.close()
+
+
+async def test_an_attempt_after_a_restart_has_a_number_that_no_lost_one_can_have_had(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    """An attempt may be lost that readers have seen: under its number nothing else may come."""
+    job_id = await admit(broker)
+    redis_client.hset(keys.key("job", 0, job_id), "run", "of another start")
+    [after_loss] = await broker.claim(0, "r", "m", 1)
+    assert after_loss.attempt > 1
+    await broker.release("r", job_id, after_loss.attempt, f"{after_loss.attempt}-0")
+    [again] = await broker.claim(0, "r", "m", 1)
+    assert again.attempt == after_loss.attempt + 1
+
+
+async def test_an_end_without_an_attempt_has_such_a_number_too(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    job_id = await admit(broker)
+    redis_client.hset(keys.key("job", 0, job_id), "run", "of another start")
+    await broker.cancel(job_id, "test")
+    status = await broker.status(job_id)
+    assert status is not None
+    assert keys.position(status.last)[0] > 1
+
+
+async def test_a_subscription_whose_host_is_gone_is_made_again(
+    redis_server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(redis_lane, "PING_S", 0.05)
+    server = Path(redis_server.url.removeprefix("unix://"))
+    proxy = Proxy(server.with_name("proxy.sock"), server)
+    await proxy.start()
+    broker, connections = connect(proxy.url), []
+    listener = broker.listen_hints("p", lambda _: None, lambda: connections.append("new"))
+    await eventually(lambda: len(connections) == 1)
+    await asyncio.sleep(0.3)
+    assert len(connections) == 1
+    proxy.silence()
+    await eventually(lambda: len(connections) == 2)
+    await listener.close()
+    await broker.close()
+    await proxy.close()
