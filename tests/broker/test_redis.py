@@ -54,6 +54,16 @@ async def every_verb(broker: Broker) -> None:
     await broker.stats("m")
     await reap(broker)
     await broker.absent("pods", "nobody", "")
+    await broker.secret(b"secret")
+    await claim(broker)  # what was left
+    for _ in range(2):  # one is expired, one stays
+        hung = await admit(broker, band="interactive")
+        for attempt in range(1, 4):
+            await claim(broker)
+            await broker.release("r", hung, attempt, f"{attempt}-0", is_death=True)
+    await broker.expire(hung)
+    await broker.dead_letters(0, 10)
+    await admit(broker)
 
 
 def text_of(answer: str | bytes) -> str:
