@@ -10,6 +10,7 @@ import msgspec
 from headrace.broker.errors import EngineFailed
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
+from headrace.broker.waiting import open_when_up
 from headrace.workers import engines
 from headrace.workers.worker import Worker
 
@@ -25,7 +26,7 @@ class Replica:
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)
         self._engine = engines.make(chosen, settings.data_dir)
         self._worker = Worker(settings, chosen, self._broker, self._engine)
-        await self._broker.open()
+        await open_when_up(self._broker)
         await self._worker.start()
         self._task = asyncio.create_task(self._worker.run(), name="worker")
 
