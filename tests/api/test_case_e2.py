@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.api import reading
@@ -36,7 +38,7 @@ async def read_more(opened: Opened, count: int = 2000) -> None:
 async def test_e2_three_failovers_do_not_show_in_a_stream(deploy: Deploy, route: str) -> None:
     up = await deploy({"tokens_per_s": 100.0}, workers=2)
     wanted = {"logprobs": True, "top_logprobs": 2} if route == "chat" else {"logprobs": 2}
-    fields = {"max_tokens": 60, "n": 2, "stream_options": {"include_usage": True}, **wanted}
+    fields: dict[str, Any] = {"max_tokens": 60, "n": 2, "stream_options": {"include_usage": True}, **wanted}
     async with up.open(route, **fields) as opened:
         for _ in range(3):
             await read_more(opened)

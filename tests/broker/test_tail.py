@@ -26,7 +26,7 @@ from tests.broker.steps import (
     tick,
     unknown_id,
 )
-from tests.faults import FaultyBroker
+from tests.faults import Fault, FaultyBroker
 from tests.support import eventually
 
 
@@ -424,7 +424,8 @@ async def test_a_tail_that_closes_has_left(tailing: Tailing) -> None:
 async def test_a_job_that_is_read_lives_as_long_as_it_is_read(make_tail: MakeTail, is_shaky: bool) -> None:
     tailing = await make_tail(lease_s=1.0)
     if is_shaky:
-        tailing.faults.fail("watch", *(["none", "before"] * 3))
+        faults: list[Fault] = ["none", "before"]
+        tailing.faults.fail("watch", *(faults * 3))
     source = await tailing.source(grace_ms=0)
     tailing.tail.open(source.job_id, "1-0")
     until = asyncio.get_running_loop().time() + 2.5

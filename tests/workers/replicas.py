@@ -78,9 +78,7 @@ class HandEngine:
     def token(self, token_id: int) -> Token:
         return Token(token_id, _vocabulary[token_id])
 
-    def start(
-        self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]
-    ) -> HandRun:
+    def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> HandRun:
         self.runs.append(run := HandRun(generation, emit, fail))
         return run
 
@@ -194,4 +192,4 @@ class Stage:
 
 
 def oracle_text(text: str, tokens: int, *, seed: int = 0, choice: int = 0) -> str:
-    return "".join(" %08x" % oracle(text, seed, choice, index) for index in range(tokens))
+    return "".join(f" {oracle(text, seed, choice, index):08x}" for index in range(tokens))

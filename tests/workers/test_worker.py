@@ -12,6 +12,7 @@ from headrace.broker.errors import EngineFailed
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.settings import QueueSettings, ScriptedModel
 from headrace.workers.engines.scripted import ScriptedEngine
+from tests.faults import Fault
 from tests.support import eventually
 from tests.workers.replicas import HandEngine, Stage, oracle_text
 
@@ -362,7 +363,8 @@ async def test_a_job_whose_log_cannot_be_read_now_is_handed_back(stage: Stage) -
 
 async def test_ticks_that_fail_do_no_harm(make_stage: MakeStage) -> None:
     stage = await make_stage(lease_s=0.6)
-    stage.faults.fail("tick", *(["before", "none", "after"] * 10))  # type: ignore[list-item]
+    faults: list[Fault] = ["before", "none", "after"]
+    stage.faults.fail("tick", *(faults * 10))
     replica = await stage.replica()
     job_id = await stage.admit()
     run = await replica.run()
