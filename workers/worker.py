@@ -108,7 +108,7 @@ class Worker:
             raise self._failure
         limit = self._settings.worker.step_timeout_s
         if any(run.is_stuck(limit) for run in self._runs.values()):
-            raise EngineFailed(f"the engine has made no step for {limit:.0f} s")
+            raise EngineFailed(f"the engine has made no step for {limit:g} s")
 
     async def drain(self) -> None:
         """Claim nothing more; finish what can be finished in `drain_s`, hand the rest back, and end `run`."""

@@ -119,6 +119,20 @@ async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker
     assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
 
 
+async def test_a_prompt_is_kept_only_while_it_is_needed(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    def has_prompt(job_id: str) -> bool:
+        return bool(redis_client.hexists(keys.key("job", 0, job_id), "spec"))
+
+    assert not has_prompt(await finish(broker))
+    job_id = await admit(broker)
+    for attempt in range(1, 4):
+        await claim(broker)
+        await broker.release("r", job_id, attempt, f"{attempt}-0", is_death=True)
+    assert has_prompt(job_id)
+    await broker.expire(job_id)
+    assert not has_prompt(job_id)
+
+
 async def test_no_script_touches_another_shard(redis_server: EmbeddedServer, redis_client: redis.Redis) -> None:
     narrow = ["on", ">secret", "~hr:{0000}:*", "&hr:{0000}:*", "+@all"]
     redis_client.execute_command("ACL", "SETUSER", "narrow", *narrow)  # type: ignore[no-untyped-call]
