@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _FULL = 0.8
 """Share of the broker's memory from which on nothing new is admitted."""
+_SECRET_S = 60.0
 
 
 class Beating(Protocol):
@@ -52,6 +53,8 @@ class Pod:
         self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet")
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
+        self._secret = secrets.token_bytes(32)
+        self._secret_until = 0.0
         self._is_open = False
         self._down_since: float | None = None
         self._outage = Outage(log, "broker_down", "the broker is down")
@@ -70,6 +73,16 @@ class Pod:
         with contextlib.suppress(BrokerDown):
             await self.broker.absent("pods", self.id, "")
         await self.broker.close()
+
+    async def secret(self) -> bytes:
+        """What idempotency keys are made job ids with, the same in every pod.
+
+        It is asked for again now and then: that keeps it alive, and puts it back if the broker has lost it.
+        """
+        if time.monotonic() >= self._secret_until:
+            self._secret = await self.broker.secret(self._secret)
+            self._secret_until = time.monotonic() + _SECRET_S
+        return self._secret
 
     def require_broker(self) -> None:
         """Raise what keeps this pod from admitting, if anything does."""

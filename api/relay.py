@@ -44,6 +44,8 @@ class Subject:
         self.route = route
         self.grace_ms = grace_ms
         """What this reader's leaving means, if it said so; None is what was said at admission."""
+        self.is_replay = False
+        """It joins a job that an earlier request with the same idempotency key has made."""
         self.started_at = time.monotonic()
 
     def count(self, outcome: str) -> None:
@@ -108,6 +110,8 @@ class Reply(Response):
 
     async def _send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
         named = {"x-request-id": self.subject.job_id, **headers}
+        if self.subject.is_replay:
+            named["x-idempotent-replay"] = "true"
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 

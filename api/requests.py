@@ -17,6 +17,7 @@ from headrace.broker.settings import ApiSettings
 
 _POSITION = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10}-[0-9]{1,10})(?:\.([1-9][0-9]{0,5}))?")
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _GRACE_MAX_S = 86_400
 
 
@@ -67,6 +68,16 @@ def grace_ms(request: Request, *, default_ms: int) -> int:
             f"X-On-Disconnect must be cancel, continue, or 0 to {_GRACE_MAX_S} seconds", param="X-On-Disconnect"
         )
     return round(seconds * 1000)
+
+
+def idempotency_key(request: Request) -> str | None:
+    """`Idempotency-Key`: 1 to 255 visible ASCII characters, once; raises BadRequest for anything else."""
+    given = request.headers.getlist("idempotency-key")
+    if not given:
+        return None
+    if len(given) > 1 or _IDEMPOTENCY_KEY.fullmatch(given[0]) is None:
+        raise BadRequest("Idempotency-Key must be 1 to 255 visible ASCII characters", param="Idempotency-Key")
+    return given[0]
 
 
 def band(request: Request) -> Band | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 
+from msgspec import structs
 from starlette.requests import Request
 
 from headrace.api import auth, requests
@@ -15,7 +17,15 @@ from headrace.api.pod import Pod
 from headrace.api.relay import Reply, StreamReply, Subject, WholeReply
 from headrace.api.requests import Cut
 from headrace.broker import keys, metrics
-from headrace.broker.errors import BadPosition, BadRequest, HeadersTooLarge, JobNotFound, LogLost, ModelNotFound
+from headrace.broker.errors import (
+    BadPosition,
+    BadRequest,
+    HeadersTooLarge,
+    IdempotencyKeyReused,
+    JobNotFound,
+    LogLost,
+    ModelNotFound,
+)
 from headrace.broker.messages import Job, View
 from headrace.broker.protocol import Admission, JobStatus
 from headrace.broker.settings import KeySettings
@@ -38,17 +48,51 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         return await resume(pod, request, cut.job_id, form)
-    parsed = form.parse(await requests.read_body(request, pod.settings.api), pod.settings.api)
+    idempotency_key = requests.idempotency_key(request)
+    body = await requests.read_body(request, pod.settings.api)
+    parsed = form.parse(body, pod.settings.api)
     _require_model(pod, parsed.model)
     pod.require_broker()
-    default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream else 0
+    # who sends a key means to come back, so that also a response in one piece outlives its connection
+    default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
     grace_ms = requests.grace_ms(request, default_ms=default_ms)
     job, view = _job(pod, request, form, parsed, key)
+    if idempotency_key is not None:
+        job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
+        job = structs.replace(job, id=job_id)
+        view = structs.replace(view, fingerprint=hashlib.sha256(body).hexdigest())
     admitted = await pod.broker.admit(Admission(job, view, pod.id, grace_ms))
+    if not admitted.is_new:
+        return await _join(pod, request, job.id, view)
     reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None)
     return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
+
+
+async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
+    """The whole answer of a job that an earlier request with this idempotency key has made, live or ended.
+
+    Raises IdempotencyKeyReused if that was another request.
+    """
+    status = await pod.broker.status(job_id)
+    if status is None:
+        raise JobNotFound("the answer to this Idempotency-Key has just expired; send the request again")
+    view = status.view
+    if (view.fingerprint, view.format) != (asked.fingerprint, asked.format):
+        raise IdempotencyKeyReused(param="Idempotency-Key")
+    request.state.job_id = job_id
+    reader = await pod.tail.attach(job_id)
+    log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
+    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request))
+    subject.is_replay = True
+    return StreamReply(subject, reader, None) if view.stream else WholeReply(subject, reader)
+
+
+def _asked_grace_ms(request: Request) -> int | None:
+    """What a reader that has come to a job that was there says about its leaving; None if nothing."""
+    asked_ms = requests.grace_ms(request, default_ms=-2)
+    return None if asked_ms == -2 else asked_ms
 
 
 async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -> StreamReply:
@@ -62,8 +106,7 @@ async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
     log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
-    asked_ms = requests.grace_ms(request, default_ms=-2)
-    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", None if asked_ms == -2 else asked_ms)
+    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request))
     return StreamReply(subject, reader, cut)
 
 

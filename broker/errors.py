@@ -4,6 +4,7 @@ HeadraceError
 ├── BadRequest 400 invalid_request        the request itself is wrong; nothing was enqueued
 │   ├── ContextLengthExceeded 400         the prompt does not fit the model's context
 │   ├── BadPosition 400                   a resume position that cannot be read
+│   ├── IdempotencyKeyReused 422
 │   ├── BodyTooLarge 413
 │   ├── BodyTimeout 408
 │   └── HeadersTooLarge 431
@@ -18,7 +19,7 @@ HeadraceError
 │   └── BrokerDown 503                    Redis does not answer
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
-│   ├── Cancelled 409, QueueTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed 500
 │   └── LogLost 410, LogGap 500           the log cannot be continued without showing wrong text
 └── ConfigError                           headrace.yaml is wrong; exits with 2
 
@@ -60,6 +61,13 @@ class BadPosition(BadRequest):
     """The resume position is not one of this stream."""
 
     code = "invalid_position"
+
+
+class IdempotencyKeyReused(BadRequest):
+    """This Idempotency-Key was used for another request."""
+
+    code = "idempotency_key_reused"
+    status = 422
 
 
 class BodyTooLarge(BadRequest):
@@ -165,6 +173,13 @@ class QueueTimeout(JobEnded):
     """The request waited in the queue for longer than it may."""
 
     code = "timeout"
+    status = 504
+
+
+class RunTimeout(JobEnded):
+    """The request ran for longer than it may."""
+
+    code = "run_timeout"
     status = 504
 
 

@@ -5,6 +5,7 @@ Names are `hr:{<shard>}:<kind>:<id>`: all keys of a shard share a hash tag, so t
 
 from __future__ import annotations
 
+import hmac
 import re
 import secrets
 from typing import NamedTuple
@@ -27,6 +28,10 @@ KEYS: dict[str, Key] = {
     "leases": Key("leases", "zset", "running jobs by lease end, epoch ms", "kept"),
     "unread": Key("unread", "zset", "jobs by the time at which they are cancelled if nobody reads", "kept"),
     "deadlines": Key("deadlines", "zset", "waiting jobs by the time at which they time out", "kept"),
+    "overrun": Key(
+        "overrun", "zset", "jobs that were claimed, by the time at which they have run for too long", "kept"
+    ),
+    "dead": Key("dead", "zset", "dead letters: jobs that lost too many workers, by when, epoch ms", "dead letter"),
     "models": Key("models", "set", "models that may have waiting jobs", "kept"),
     "counter": Key("counter", "int", "start tags and serials of news", "kept"),
     "held": Key("held:", "set", "<replica>: the jobs whose lease it holds", "kept"),
@@ -39,11 +44,13 @@ KEYS: dict[str, Key] = {
     "replicas": Key("replicas", "zset", "replica ids by the time until which they are present", "presence"),
     "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),
     "pods": Key("pods", "zset", "pod ids by the time until which they are present", "presence"),
+    "secret": Key("secret", "string", "what job ids are made of idempotency keys with; on shard 0 only", "secret"),
     "hints": Key("pod:", "channel", "<pod>: acknowledged entries of the jobs that it reads", "-"),
     "wake": Key("wake:", "channel", "<replica>: there is work", "-"),
 }
 """Expiry: `job` is the job's own life (`queue_timeout_s + max_run_s + log_ttl_s`, then `log_ttl_s` from the end);
-`kept` is renewed to at least that with every write; `presence` is a few heartbeats."""
+`kept` is renewed to at least that with every write; `presence` is a few heartbeats; `dead letter` is
+`dead_letter_ttl_s` from the last one, as for the job and the log of each; `secret` is 30 days from its last use."""
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
 POSITION = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
@@ -61,6 +68,12 @@ def key(kind: str, shard: int, suffix: str = "") -> str:
 def new_job_id(shards: int) -> str:
     """32 hex digits: four name the shard, 28 are random."""
     return f"{secrets.randbelow(shards):04x}{secrets.token_hex(14)}"
+
+
+def idempotent_job_id(secret: bytes, owner: str, key: str, shards: int) -> str:
+    """The id of the job that an owner's requests with this idempotency key are; who has not the secret cannot tell."""
+    digest = hmac.digest(secret, f"{owner}\0{key}".encode(), "sha256")
+    return f"{int.from_bytes(digest[14:]) % shards:04x}{digest[:14].hex()}"
 
 
 def shard_of(job_id: str) -> int:

@@ -21,6 +21,7 @@ from headrace.broker.protocol import (
     Admitted,
     Append,
     Claim,
+    DeadLetter,
     Exchange,
     Hint,
     JobStatus,
@@ -43,6 +44,7 @@ class MemoryBroker:
 
     def __init__(self, queue: QueueSettings, shards: int = 1, clock: Callable[[], int] = wall_clock_ms) -> None:
         self.shards = shards
+        self._secret = b""
         self._listeners: dict[tuple[str, str], list[MemoryListener]] = {}
         self._shards = [MemoryShard(queue, clock, self._publisher(shard)) for shard in range(shards)]
 
@@ -98,6 +100,19 @@ class MemoryBroker:
 
     async def status(self, job_id: str) -> JobStatus | None:
         return self._of(job_id).status(job_id)
+
+    async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
+        return self._shards[shard].dead_letters(count)
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        return self._of(job_id).dead_letter(job_id)
+
+    async def expire(self, job_id: str) -> bool:
+        return self._of(job_id).expire(job_id)
+
+    async def secret(self, offered: bytes) -> bytes:
+        self._secret = self._secret or offered
+        return self._secret
 
     async def stats(self, model: str) -> ModelStats:
         each = [shard.stats(model) for shard in self._shards]

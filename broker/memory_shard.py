@@ -18,6 +18,7 @@ from headrace.broker.protocol import (
     Admitted,
     Append,
     Claim,
+    DeadLetter,
     JobStatus,
     ModelStats,
     News,
@@ -78,6 +79,8 @@ class MemoryShard(ShardState):
         stored.attempt += 1
         stored.worker, stored.place, stored.deadline_ms = replica, None, None
         stored.lease_ms = now + ms(self._queue.lease_s)
+        if stored.overrun_ms is None:
+            stored.overrun_ms = now + ms(self._queue.max_run_s)
         self._append(stored, f"{stored.attempt}-0", Claimed(replica, after))
         waited_ms = now - stored.enqueued_ms
         return Claim(stored.admission.job, stored.attempt, after, waited_ms, stored.pods(now))
@@ -121,7 +124,7 @@ class MemoryShard(ShardState):
             check = self._check_writer(job_id, attempt, last)
             if check != "ok":
                 return check
-        self._hand_back(stored, is_death)
+        self._hand_back(stored, "engine_hung" if is_death else "")
         return "ok"
 
     def cancel(self, job_id: str, cause: str) -> CancelState:
@@ -131,7 +134,7 @@ class MemoryShard(ShardState):
         if stored.ended:
             return "ended"
         if stored.worker is None:
-            self._finish_unrun(stored, "cancelled", "cancelled")
+            self._finish_marked(stored, cause)
             return "waiting"
         if not stored.cancel:
             stored.cancel = cause
@@ -173,7 +176,7 @@ class MemoryShard(ShardState):
         now = self._now_ms()
         leases = [stored for stored in self._live() if is_over(stored.lease_ms, now)]
         for stored in leases:
-            self._hand_back(stored, is_death=stored.last != f"{stored.attempt}-0")
+            self._hand_back(stored, "worker_lost" if stored.last != f"{stored.attempt}-0" else "")
         unread = [stored for stored in self._live() if is_over(stored.unread_ms, now)]
         for stored in unread:
             stored.unread_ms = None
@@ -181,10 +184,14 @@ class MemoryShard(ShardState):
         late = [stored for stored in self._live() if is_over(stored.deadline_ms, now)]
         for stored in late:
             self._finish_unrun(stored, "failed", "timeout")
+        overrun = [stored for stored in self._live() if is_over(stored.overrun_ms, now)]
+        for stored in overrun:
+            stored.overrun_ms = None
+            self.cancel(stored.admission.job.id, "max_run")
         unserved = [stored for stored in self._live() if stored.place and not self._is_served(stored.model)]
         for stored in unserved:
             self._finish_unrun(stored, "failed", "no_capacity")
-        return Reaped(len(leases), len(unread), len(late), len(unserved))
+        return Reaped(len(leases), len(unread), len(late), len(unserved), len(overrun))
 
     # -- what is there --------------------------------------------------------------------------------------------
 
@@ -195,6 +202,21 @@ class MemoryShard(ShardState):
         ahead = list(self._waiting(stored.model)).index(stored) if stored.place else None
         state = stored.ended or ("waiting" if stored.place else "running")
         return JobStatus(stored.admission.view, state, stored.last, stored.attempt, ahead, stored.deaths)
+
+    def dead_letters(self, count: int) -> list[DeadLetter]:
+        found = [letter for stored in self._live() if (letter := _letter(stored))]
+        return sorted(found, key=lambda letter: (letter.died_ms, letter.job.id), reverse=True)[:count]
+
+    def dead_letter(self, job_id: str) -> DeadLetter | None:
+        stored = self.find(job_id)
+        return _letter(stored) if stored else None
+
+    def expire(self, job_id: str) -> bool:
+        stored = self.find(job_id)
+        if stored is None or stored.died is None:
+            return False
+        stored.died, stored.expires_ms = None, self._now_ms() + ms(self._queue.log_ttl_s)
+        return True
 
     def stats(self, model: str) -> ModelStats:
         waiting, now = dict.fromkeys(BANDS, 0), self._now_ms()
@@ -231,3 +253,10 @@ class MemoryShard(ShardState):
     def listing(self, kind: Literal["replicas", "pods"]) -> dict[str, dict[str, str]]:
         now = self._now_ms()
         return {id: about for id, (until_ms, about) in self._present[kind].items() if until_ms > now and about}
+
+
+def _letter(stored: StoredJob) -> DeadLetter | None:
+    if stored.died is None:
+        return None
+    died_ms, how, worker = stored.died
+    return DeadLetter(stored.admission.job, stored.admission.view, stored.deaths, died_ms, how, worker)

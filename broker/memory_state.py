@@ -34,6 +34,9 @@ class StoredJob:
     lease_ms: int | None = None
     cancel: str = ""
     ended: Status | None = None
+    overrun_ms: int | None = None
+    died: tuple[int, str, str] | None = None
+    """A dead letter: when, of what, with whom."""
 
     @property
     def last(self) -> Position:
@@ -105,7 +108,9 @@ class ShardState:
 
     def _finish(self, stored: StoredJob, entry_id: Position, data: bytes, status: Status) -> None:
         self._append_data(stored, entry_id, data)
-        stored.place = stored.worker = stored.lease_ms = stored.unread_ms = stored.deadline_ms = None
+        stored.place = stored.worker = stored.lease_ms = stored.unread_ms = stored.deadline_ms = stored.overrun_ms = (
+            None
+        )
         stored.cancel, stored.ended = "", status
         stored.expires_ms = self._now_ms() + ms(self._queue.log_ttl_s)
 
@@ -115,15 +120,27 @@ class ShardState:
             entry = Entry(self._now_ms() - stored.enqueued_ms, [Ended(status, Failure(code))])
             self._finish(stored, f"{stored.attempt}-0", encode(entry), status)
 
-    def _hand_back(self, stored: StoredJob, is_death: bool) -> None:
+    def _finish_marked(self, stored: StoredJob, cause: str) -> None:
+        if cause == "max_run":
+            self._finish_unrun(stored, "failed", "run_timeout")
+        else:
+            self._finish_unrun(stored, "cancelled", "cancelled")
+
+    def _bury(self, stored: StoredJob, worker: str, how: str) -> None:
+        now = self._now_ms()
+        self._finish_unrun(stored, "failed", "too_many_deaths")
+        stored.died = now, how, worker
+        stored.expires_ms = max(stored.expires_ms, now + ms(self._queue.dead_letter_ttl_s))
+
+    def _hand_back(self, stored: StoredJob, death: str) -> None:
         worker, stored.worker, stored.lease_ms = stored.worker, None, None
         if worker:
             self._tell(worker, stored.admission.job.id)
-        stored.deaths += is_death
+        stored.deaths += bool(death)
         if stored.cancel:
-            self._finish_unrun(stored, "cancelled", "cancelled")
+            self._finish_marked(stored, stored.cancel)
         elif stored.deaths >= self._queue.max_deaths:
-            self._finish_unrun(stored, "failed", "too_many_deaths")
+            self._bury(stored, worker or "", death)
         else:
             self._enqueue(stored, "resume")
 

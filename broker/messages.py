@@ -94,6 +94,8 @@ class View(Struct, frozen=True, omit_defaults=True):
     include_usage: bool = False
     logprobs: bool = False
     user_request_id: str | None = None
+    fingerprint: str = ""
+    """SHA-256 of the body in hex, if the request had an idempotency key."""
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------

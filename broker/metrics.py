@@ -43,7 +43,12 @@ RELAY_LAG = Histogram(
 )
 RESUMES = Counter("headrace_resumes_total", "Readers that came back, by outcome.", ("outcome",))
 REPLAYED_EVENTS = Counter("headrace_replayed_events_total", "Entries folded again for readers that came back.")
-FAILOVERS = Counter("headrace_failovers_total", "Jobs that a replica took over from another, by outcome.", ("outcome",))
+FAILOVERS = Counter(
+    "headrace_failovers_total",
+    "Jobs that a replica took over: continued after their last token, restarted as they had none, finished as only the"
+    " end was missing, failed as their log could not be read.",
+    ("outcome",),
+)
 FENCED_APPENDS = Counter(
     "headrace_fenced_appends_total", "Writes that the log refused because a newer attempt owns it."
 )

@@ -109,6 +109,7 @@ class Reaped(Struct, frozen=True):
     unread: int
     timeouts: int
     no_capacity: int
+    overrun: int = 0
 
 
 class ModelStats(Struct, frozen=True):
@@ -128,6 +129,20 @@ class JobStatus(Struct, frozen=True):
     attempt: int
     ahead: int | None
     deaths: int
+
+
+class DeadLetter(Struct, frozen=True):
+    """A job that lost too many workers, kept whole.
+
+    `died_of` says how it lost the last, `worker_lost` or `engine_hung`, and `died_with` which one that was.
+    """
+
+    job: Job
+    view: View
+    deaths: int
+    died_ms: int
+    died_of: str
+    died_with: str
 
 
 class Lane(Protocol):
@@ -197,6 +212,20 @@ class Broker(Protocol):
         ...
 
     async def status(self, job_id: str) -> JobStatus | None: ...
+
+    async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
+        """Up to `count` dead letters, those that died last first."""
+        ...
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None: ...
+
+    async def expire(self, job_id: str) -> bool:
+        """Keep a dead letter no longer; False if there is none."""
+        ...
+
+    async def secret(self, offered: bytes) -> bytes:
+        """The deployment's secret: what is stored, and lives on for that, or else `offered`, which is stored then."""
+        ...
 
     async def stats(self, model: str) -> ModelStats: ...
 

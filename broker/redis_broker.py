@@ -25,6 +25,7 @@ from headrace.broker.protocol import (
     Admission,
     Admitted,
     Claim,
+    DeadLetter,
     JobStatus,
     Listener,
     ModelStats,
@@ -46,6 +47,7 @@ SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
 _REAP_LIMIT = 256
 _FULL_RETRY_S = 5
 _DOWN_RETRY_S = 1
+_SECRET_TTL_S = 30 * 86_400
 _POOL_WAIT_S = 30.0  # a burst of requests waits its turn; each command has a timeout of its own
 
 
@@ -164,7 +166,7 @@ class RedisBroker:
         self, replica: str, job_id: str, attempt: int | None, last: Position | None, *, is_death: bool = False
     ) -> Written:
         own = "" if attempt is None else attempt
-        args = (replica, job_id, own, last or "", int(is_death))
+        args = (replica, job_id, own, last or "", int(is_death), _ms(self._queue.dead_letter_ttl_s))
         return _written(await self._run("release", keys.shard_of(job_id), *args))
 
     async def cancel(self, job_id: str, cause: str) -> Literal["waiting", "running", "ended", "unknown"]:
@@ -184,10 +186,10 @@ class RedisBroker:
             await self._run("unwatch", shard, pod, *cast(list[str | int], pairs))
 
     async def reap(self, shard: int) -> Reaped:
+        limits = [_REAP_LIMIT, _ms(self._queue.dead_letter_ttl_s)]
         with _broker_errors():
             # a break must be seen: leases that ran out while the broker was away must have time to be renewed
-            args = {"keys": [keys.base(shard)], "args": [_REAP_LIMIT], "client": self._untried}
-            return Reaped(*await self._scripts["reap"](**args))
+            return Reaped(*await self._scripts["reap"](keys=[keys.base(shard)], args=limits, client=self._untried))
 
     async def status(self, job_id: str) -> JobStatus | None:
         row = await self._run("status", keys.shard_of(job_id), job_id)
@@ -202,6 +204,24 @@ class RedisBroker:
             ahead if ahead >= 0 else None,
             int(deaths),
         )
+
+    async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
+        return [_dead_letter(row) for row in await self._run("dead", shard, count, "")]
+
+    async def dead_letter(self, job_id: str) -> DeadLetter | None:
+        rows = await self._run("dead", keys.shard_of(job_id), 1, job_id)
+        return _dead_letter(rows[0]) if rows else None
+
+    async def expire(self, job_id: str) -> bool:
+        return bool(await self._run("expire", keys.shard_of(job_id), job_id))
+
+    async def secret(self, offered: bytes) -> bytes:
+        key = keys.key("secret", 0)
+        with _broker_errors():
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(key, offered, nx=True, ex=_SECRET_TTL_S).expire(key, _SECRET_TTL_S).get(key)
+                found: bytes = (await pipe.execute())[-1]
+        return found
 
     async def stats(self, model: str) -> ModelStats:
         waiting, oldest, running = dict.fromkeys(messages.BANDS, 0), 0, 0
@@ -283,6 +303,12 @@ def _log(job_id: str) -> str:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _dead_letter(row: Sequence[bytes]) -> DeadLetter:
+    spec, view, deaths, died_ms, died_of, died_with = row
+    job, seen = messages.decode_job(spec), messages.decode_view(view)
+    return DeadLetter(job, seen, int(deaths), int(died_ms), died_of.decode(), died_with.decode())
 
 
 def _written(answer: bytes) -> Written:

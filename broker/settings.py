@@ -40,12 +40,15 @@ class QueueSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A pod that does not renew for this long does not read any more."""
     queue_timeout_s: float = 300.0
     max_run_s: float = 3600.0
+    """A job may take this long from its first claim, over all its workers; then it ends as failed."""
     log_ttl_s: float = 600.0
     """How long a stream can be read after its end."""
     max_waiting_jobs: int = 10_000
     """Waiting jobs per model and shard; the next one is refused with `queue_full`."""
     max_deaths: int = 3
-    """A job that lost this many workers ends as failed."""
+    """A job that lost this many workers ends as failed, and is kept as a dead letter."""
+    dead_letter_ttl_s: float = 86_400.0
+    """How long a dead letter can be looked at and put back into the queue."""
 
 
 class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from typing import Annotated
 
 import typer
 
+from headrace.broker.errors import EngineFailed
 from headrace.broker.outage import open_when_up
 from headrace.broker.settings import Model, Settings
 from headrace.broker.tasks import loop_factory
@@ -19,7 +21,10 @@ def command(
     model: Annotated[str | None, typer.Option(help="The model to serve; default: the first one.")] = None,
     metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; default: worker.metrics_port.")] = None,
 ) -> None:
-    """Run one replica of a model. The first SIGTERM or Ctrl-C drains it, the second hands its jobs back at once."""
+    """Run one replica of a model. The first SIGTERM or Ctrl-C drains it, the second hands its jobs back at once.
+
+    It waits for a broker that is down. If its engine hangs it hands its jobs back and exits with 1, to be started anew.
+    """
     settings = options.read(config)
     options.log_to_stderr(settings.log_level)
     chosen = settings.model(model) if model else settings.models[0]
@@ -29,7 +34,11 @@ def command(
 
         start_http_server(port, settings.api.host)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_run(settings, chosen))
+        try:
+            runner.run(_run(settings, chosen))
+        except EngineFailed as error:
+            typer.echo(f"headrace: {error.message}", err=True)
+            os._exit(1)  # a thread of an engine that hangs would keep the process
 
 
 async def _run(settings: Settings, model: Model) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.broker import keys, messages, metrics
-from headrace.broker.errors import BrokerDown, EngineFailed, HeadraceError
+from headrace.broker.errors import BrokerDown, EngineFailed, HeadraceError, RunTimeout
 from headrace.broker.messages import (
     Delta,
     Ended,
@@ -59,6 +59,7 @@ class JobRun:
         self._writer = writer
         self._choices = [Choice(TextFilter(self.job.stop)) for _ in range(self.job.n)]
         self._prompt_ids: list[int] = []
+        self._prompt_tokens = 0
         self._cached_tokens = 0
         self.is_ending = False
         self._has_started = False
@@ -72,9 +73,10 @@ class JobRun:
         Raises BrokerDown if the log cannot be read now: another replica may do better.
         """
         try:
-            if self.claim.attempt > 1:
-                await self._take_up(broker)
+            if self.claim.attempt > 1 and await self._take_up(broker):
+                return
             self._prompt_ids = await self._engine.encode(self.job.prompt)
+            self._prompt_tokens = len(self._prompt_ids)
         except BrokerDown:
             raise
         except HeadraceError as error:
@@ -82,17 +84,17 @@ class JobRun:
             return
         if self.is_ending or self.track.is_lost:
             return
-        self.track.append([Started(len(self._prompt_ids), self._cached_tokens)])
+        self.track.append([Started(self._prompt_tokens, self._cached_tokens)])
         for index, choice in enumerate(self._choices):
-            if choice.filter.stop is not None and not choice.is_finished:
-                self._finish(index, "stop")
-            elif not choice.is_finished:
+            if not choice.is_finished:
                 self._generate(index, choice)
         self._end_if_finished()
 
     def cancel(self, cause: str) -> None:
-        """Stop the engine and settle as cancelled."""
-        if not self.is_ending:
+        """Stop the engine and settle: as cancelled, or as failed if the job has run for too long."""
+        if cause == "max_run":
+            self.fail(RunTimeout())
+        elif not self.is_ending:
             metrics.CANCELLATIONS.labels(cause).inc()
             self._end("cancelled", Failure("cancelled"))
 
@@ -130,9 +132,25 @@ class JobRun:
 
     # -- the engine's side ----------------------------------------------------------------------------------------
 
-    async def _take_up(self, broker: Broker) -> None:
+    async def _take_up(self, broker: Broker) -> bool:
+        """Be where the last worker was; True if nothing was missing but the end, which is on its way then."""
+        try:
+            await self._read_log(broker)
+        except Exception:
+            metrics.FAILOVERS.labels("failed").inc()
+            raise
+        if self.is_ending or self.track.is_lost:
+            return True  # it was cancelled or taken away meanwhile
+        if all(choice.is_finished for choice in self._choices):
+            metrics.FAILOVERS.labels("finished").inc()
+            self._end_if_finished()
+            return True
+        has_tokens = any(choice.token_ids for choice in self._choices)
+        metrics.FAILOVERS.labels("continued" if has_tokens else "restarted").inc()
+        return False
+
+    async def _read_log(self, broker: Broker) -> None:
         """Run the logged tokens through the filters: they are then where the last worker's were."""
-        metrics.FAILOVERS.labels("continued").inc()
         first = "0-0"
         while rows := await broker.read(self.job.id, first, _PAGE):
             for entry_id, data in rows:
@@ -142,6 +160,8 @@ class JobRun:
                         choice.token_ids += event.token_ids
                         choice.filter.push([self._engine.token(token_id) for token_id in event.token_ids])
                         self._has_content = self._has_content or bool(event.text)
+                    elif isinstance(event, Started):
+                        self._prompt_tokens = event.prompt_tokens
                     elif isinstance(event, Finished):
                         self._choices[event.choice].is_finished = True
             if len(rows) < _PAGE:
@@ -150,7 +170,16 @@ class JobRun:
             first = f"{attempt}-{n + 1}"
 
     def _generate(self, index: int, choice: Choice) -> None:
+        """Set the engine to make what is left of a choice, if anything is."""
         limit = self.job.max_tokens
+        if choice.filter.stop is not None:
+            self._finish(index, "stop")
+            return
+        if limit is not None and limit <= len(choice.token_ids):
+            if text := choice.filter.flush():
+                self.track.append([Delta(index, text, [])])
+            self._finish(index, "length")
+            return
         generation = Generation(
             self.job.prompt,
             self._prompt_ids,
@@ -170,7 +199,8 @@ class JobRun:
         self.last_step_at = now = time.monotonic()
         if self._first_token_at is None:
             self._first_token_at = now
-            self._cached_tokens = step.cached_tokens
+            # a successor may also have tokens of the answer in its cache; they are not the prompt's
+            self._cached_tokens = min(step.cached_tokens, self._prompt_tokens)
         text = choice.filter.push(step.tokens)
         reason: FinishReason | None = None
         if choice.filter.stop is not None:
@@ -233,7 +263,7 @@ class JobRun:
 
     def _usage(self) -> Usage:
         completion = sum(len(choice.token_ids) for choice in self._choices)
-        return Usage(len(self._prompt_ids), completion, self._cached_tokens)
+        return Usage(self._prompt_tokens, completion, self._cached_tokens)
 
     def _timings(self) -> Timings:
         now = time.monotonic()

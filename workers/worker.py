@@ -29,6 +29,7 @@ _PRESENCE_S = 1.0
 _CLAIM_AT_ONCE = 64  # so that one script does not hold the server for long
 _QUEUED = "0-1"
 """The entry that the first claim of a job follows."""
+_CLOSE_S = 5.0
 _IDLE_CLAIM_S = 1.0
 """An idle replica asks again this often, in case its wake-up was lost."""
 
@@ -58,7 +59,7 @@ class Worker:
         self._progress = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._job_tasks: set[asyncio.Task[None]] = set()
-        self._failure: BaseException | None = None
+        self._failure: EngineFailed | None = None
 
     @property
     def running(self) -> int:
@@ -83,7 +84,8 @@ class Worker:
         log.info("replica %s of %s is ready", self.id, self._model.name, extra={"event": "replica_ready"})
 
     async def run(self) -> None:
-        """Serve until `drain` is done; raises what broke the loop, if anything did."""
+        """Serve until `drain` is done; raises what broke the loop, or EngineFailed once an engine that hangs has no
+        jobs any more."""
         wakes = self._broker.listen_wakes(self.id, self._on_wake)
         for writer in self._writers:
             self._spawn(writer.run, "writer")
@@ -91,32 +93,53 @@ class Worker:
             leases = Leases(self._broker, shard, self.id, self._settings, self._runs, lambda: self._is_claiming)
             self._spawn(leases.run, "leases")
             self._spawn(partial(self._reap_loop, shard), "reap")
+        self._spawn(self._health_loop, "health")
         try:
             await self._claim_loop()
             await self._wait_idle()
         finally:
             await wakes.close()
             await self._stop()
+        if self._failure is not None:
+            raise self._failure
 
     def check_health(self) -> None:
         """Raise EngineFailed if a loop of this replica has broken, or the engine makes no steps."""
         if self._failure is not None:
-            raise EngineFailed("a loop of this replica has broken") from self._failure
+            raise self._failure
         limit = self._settings.worker.step_timeout_s
         if any(run.is_stuck(limit) for run in self._runs.values()):
-            raise EngineFailed(f"the engine has made no step for {limit:.0f} s")
+            raise EngineFailed(f"the engine has made no step for {limit:g} s")
 
     async def drain(self) -> None:
         """Claim nothing more; finish what can be finished in `drain_s`, hand the rest back, and end `run`."""
         if self._is_draining:
             return
+        await self._claim_no_more()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._wait_idle(), self._settings.worker.drain_s)
+        await self.release_all()
+
+    async def _claim_no_more(self) -> None:
         self._is_draining, self._state = True, "draining"
         self._work.set()
         async with self._free:
             self._free.notify_all()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._wait_idle(), self._settings.worker.drain_s)
-        await self.release_all()
+
+    async def _health_loop(self) -> None:
+        """A replica that is not well gives everything away at once and ends: whoever started it starts another."""
+        period_s = min(1.0, self._settings.worker.step_timeout_s / 4)
+        while True:
+            await asyncio.sleep(period_s)
+            try:
+                self.check_health()
+                await self._engine.check_health()
+            except EngineFailed as error:
+                log.error("replica %s gives its jobs back: %s", self.id, error, extra={"event": "replica_unwell"})
+                self._failure = error
+                await self._claim_no_more()
+                await self.release_all()
+                return
 
     async def release_all(self) -> None:
         """Hand every running job back, at once; what the broker does not take now, the lease gives back."""
@@ -194,6 +217,9 @@ class Worker:
         except Exception as error:  # noqa: BLE001  # the edge of the job: it must end, whatever happened
             run.fail(error)
         await run.done.wait()
+        await self._forget(run)
+
+    async def _forget(self, run: JobRun) -> None:
         if self._runs.get(run.job.id) is run:
             del self._runs[run.job.id]
         async with self._free:
@@ -207,6 +233,7 @@ class Worker:
                 await run.release(self._broker, self.id, is_death=is_death)
         finally:
             run.track.lose("stale")
+            await self._forget(run)  # its task may hang in the engine for ever
 
     async def _wait_idle(self) -> None:
         async with self._free:
@@ -248,16 +275,20 @@ class Worker:
         async def guarded() -> None:
             try:
                 await loop()
-            except Exception as error:  # the edge of a loop: health says it, the process goes on
+            except Exception as error:  # the edge of a loop: health says it, and the replica gives up
                 log.exception("the %s loop broke", name, extra={"event": "loop_broke"})
-                self._failure = error
+                self._failure = EngineFailed(f"the {name} loop of this replica has broken")
+                self._failure.__cause__ = error
 
         self._tasks.append(asyncio.create_task(guarded(), name=name))
 
     async def _stop(self) -> None:
         with contextlib.suppress(BrokerDown):
             await self.release_all()
-        await cancel_all(self._tasks)
+        await cancel_all([*self._tasks, *self._job_tasks])
         with contextlib.suppress(BrokerDown):
             await self._broker.absent("replicas", self.id, self._model.name)
-        await self._engine.close()
+        # an engine that hangs may never close; its process ends without
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_S if self._failure else None):
+                await self._engine.close()

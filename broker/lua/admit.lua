@@ -20,6 +20,7 @@ redis.call('HSET', K.job .. job, 'spec', ARGV[2], 'view', ARGV[3], 'model', mode
   'tag', tag, 'grace_ms', grace_ms, 'log_ttl_ms', ARGV[11], 'ttl_ms', ttl_ms, 'max_deaths', ARGV[13],
   'enqueued_ms', text(now))
 redis.call('XADD', K.log .. job, '0-1', 'e', pack_entry(now, now, { TAG.queued, now }))
+redis.call('HSET', K.job .. job, 'max_run_ms', ARGV[10])
 redis.call('PEXPIRE', K.job .. job, ttl_ms)
 redis.call('PEXPIRE', K.log .. job, ttl_ms)
 redis.call('ZADD', K.deadlines, now + ARGV[9], job)

@@ -1,6 +1,7 @@
 #!lua
 -- claim: take the best jobs of a model, open an attempt of each in its log, and lease them to a replica.
--- Reads and writes: queue (zset), job (hash), log (stream), leases, deadlines (zset), held (set), idle (list).
+-- Reads and writes: queue (zset), job (hash), log (stream), leases, deadlines, overrun (zset), held (set),
+-- idle (list).
 -- ARGV: 1 replica, 2 model, 3 how many, 4 lease ms
 -- Returns a list of {job, spec, attempt, id it continues from, waited ms, readers}. Fewer than asked for: the replica
 -- is entered as idle in the same step, so that no wake-up is lost. A lost reply is mended by `tick`.
@@ -18,6 +19,7 @@ local function open(job)
   redis.call('ZADD', K.leases, now + ARGV[4], job)
   redis.call('SADD', K.held .. replica, job)
   redis.call('ZREM', K.deadlines, job)
+  start_wall(job, now)
   keep(K.leases, f[3])
   keep(K.held .. replica, f[3])
   claims[#claims + 1] = { job, f[1], attempt, after, now - f[2], pods_of(job, now) }

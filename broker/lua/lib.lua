@@ -110,6 +110,14 @@ local function drop_lease(job, worker)
   if worker then redis.call('SREM', K.held .. worker, job) end
 end
 
+-- The first claim of a job starts its wall time, which goes on over all attempts.
+local function start_wall(job, now)
+  local f = redis.call('HMGET', K.job .. job, 'max_run_ms', 'ttl_ms')
+  if not f[1] then return end -- an older build has admitted it
+  redis.call('ZADD', K.overrun, 'NX', now + f[1], job)
+  keep(K.overrun, f[2])
+end
+
 -- End a job, wherever it is: one terminal entry, and nothing of it is left in any list.
 local function finish(job, id, payload, status, now)
   local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms')
@@ -118,6 +126,7 @@ local function finish(job, id, payload, status, now)
   if f[2] then redis.call('ZREM', K.queue .. f[1] .. ':' .. f[2], job) end
   redis.call('ZREM', K.unread, job)
   redis.call('ZREM', K.deadlines, job)
+  redis.call('ZREM', K.overrun, job)
   redis.call('HDEL', K.job .. job, 'spec', 'place', 'worker', 'cancel')
   redis.call('HSET', K.job .. job, 'ended', status)
   for _, kind in ipairs({ K.job, K.log, K.readers }) do redis.call('PEXPIRE', kind .. job, f[4]) end
@@ -132,13 +141,33 @@ local function finish_unrun(job, status, code, message, now)
   finish(job, id, pack_entry(now, tonumber(f[1]), { TAG.ended, status, failure }), status, now)
 end
 
+-- End a job that was marked, or is to be, and that no worker runs.
+local function finish_marked(job, cause, now)
+  if cause == 'max_run' then
+    finish_unrun(job, 'failed', 'run_timeout', false, now)
+  else
+    finish_unrun(job, 'cancelled', 'cancelled', false, now)
+  end
+end
+
+-- End a job that has lost too many workers, and keep it whole among the dead letters: `how` it lost the last one.
+local function bury(job, worker, how, now, dead_ttl_ms)
+  local f = redis.call('HMGET', K.job .. job, 'spec', 'log_ttl_ms')
+  finish_unrun(job, 'failed', 'too_many_deaths', false, now)
+  redis.call('HSET', K.job .. job, 'spec', f[1], 'died_of', how, 'died_with', worker or '')
+  for _, kind in ipairs({ K.job, K.log, K.readers }) do keep(kind .. job, dead_ttl_ms) end
+  redis.call('ZREMRANGEBYSCORE', K.dead, '-inf', text(now - dead_ttl_ms))
+  redis.call('ZADD', K.dead, now, job)
+  keep(K.dead, math.max(dead_ttl_ms, f[2]))
+end
+
 -- Waiting: end it. Running: mark it, the worker learns at its next tick. Ended or unknown: nothing. Returns what it was.
 local function cancel(job, cause, now)
   local f = redis.call('HMGET', K.job .. job, 'ended', 'worker', 'ttl_ms', 'cancel', 'enqueued_ms')
   if not f[5] then return 'unknown' end
   if f[1] then return 'ended' end
   if not f[2] then
-    finish_unrun(job, 'cancelled', 'cancelled', false, now)
+    finish_marked(job, cause, now)
     return 'waiting'
   end
   if not f[4] then
@@ -148,18 +177,19 @@ local function cancel(job, cause, now)
   return 'running'
 end
 
--- Put a running job back to the front, or end it if it was cancelled or has killed too many workers.
-local function hand_back(job, is_death, now)
+-- Put a running job back to the front, or end it if it was cancelled or has killed too many workers. `death` says how it
+-- lost this one, if that counts.
+local function hand_back(job, death, now, dead_ttl_ms)
   local f = redis.call('HMGET', K.job .. job, 'model', 'worker', 'cancel', 'tag', 'ttl_ms', 'max_deaths', 'deaths')
   drop_lease(job, f[2])
   redis.call('HDEL', K.job .. job, 'worker')
   if f[2] then news(f[2], job, f[5]) end
   local deaths = tonumber(f[7])
-  if is_death then deaths = redis.call('HINCRBY', K.job .. job, 'deaths', 1) end
+  if death then deaths = redis.call('HINCRBY', K.job .. job, 'deaths', 1) end
   if f[3] then
-    finish_unrun(job, 'cancelled', 'cancelled', false, now)
+    finish_marked(job, f[3], now)
   elseif deaths >= tonumber(f[6]) then
-    finish_unrun(job, 'failed', 'too_many_deaths', false, now)
+    bury(job, f[2], death, now, dead_ttl_ms)
   else
     enqueue(job, f[1], 'resume', f[4], f[5])
   end

@@ -1,10 +1,10 @@
 #!lua flags=allow-oom
--- reap: act on every time that has run out: leases, reading leases, queue deadlines, models that nobody serves.
--- Reads and writes: leases, unread, deadlines, queue (zset), models (set), model (zset), job (hash), log (stream).
--- ARGV: 1 how many of each at most
--- Returns {leases taken back, cancelled unread, timed out, without capacity}. Safe to repeat, by anybody, at any time
+-- reap: act on every time that has run out: leases, reading leases, queue deadlines, wall times, models that nobody serves.
+-- Reads and writes: leases, unread, deadlines, overrun, dead, queue (zset), models (set), model (zset), job (hash), log (stream).
+-- ARGV: 1 how many of each at most, 2 dead letter TTL ms
+-- Returns {leases taken back, cancelled unread, timed out, without capacity, run for too long}. Safe to repeat, by anybody, at any time
 -- after the first lease time of a connection.
-local limit, now, counts = ARGV[1], clock(), { 0, 0, 0, 0 }
+local limit, now, counts = ARGV[1], clock(), { 0, 0, 0, 0, 0 }
 
 local function overdue(key)
   return redis.call('ZRANGEBYSCORE', key, '-inf', text(now), 'LIMIT', 0, limit)
@@ -16,7 +16,7 @@ for _, job in ipairs(overdue(K.leases)) do
   if attempt then
     -- a death counts only if the engine had begun: anything after this attempt's Claimed says so
     local begun = #redis.call('XRANGE', K.log .. job, attempt .. '-1', attempt .. '-1') > 0
-    hand_back(job, begun, now)
+    hand_back(job, begun and 'worker_lost', now, tonumber(ARGV[2]))
     counts[1] = counts[1] + 1
   end
 end
@@ -29,6 +29,11 @@ for _, job in ipairs(overdue(K.deadlines)) do
   redis.call('ZREM', K.deadlines, job)
   finish_unrun(job, 'failed', 'timeout', false, now)
   counts[3] = counts[3] + 1
+end
+for _, job in ipairs(overdue(K.overrun)) do
+  redis.call('ZREM', K.overrun, job)
+  cancel(job, 'max_run', now)
+  counts[5] = counts[5] + 1
 end
 for _, model in ipairs(redis.call('SMEMBERS', K.models)) do
   local waiting = 0

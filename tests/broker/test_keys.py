@@ -34,6 +34,23 @@ def test_a_new_job_id_names_a_shard_and_is_random() -> None:
     assert all(keys.is_job_id(job_id, 3) for job_id in ids)
 
 
+def test_an_idempotent_job_id_is_a_function_of_secret_owner_and_key() -> None:
+    ids = [
+        keys.idempotent_job_id(secret, owner, key, 3)
+        for secret, owner, key in (
+            (b"s", "a", "k"),
+            (b"t", "a", "k"),
+            (b"s", "b", "k"),
+            (b"s", "a", "l"),
+            (b"s", "", "ak"),
+        )
+    ]
+    assert len(set(ids)) == 5
+    assert all(keys.is_job_id(job_id, 3) for job_id in ids)
+    assert ids[0] == keys.idempotent_job_id(b"s", "a", "k", 3) == "00022851c91e2ac6a8d5159ce11ec5d7"
+    assert {keys.shard_of(keys.idempotent_job_id(b"s", "a", str(i), 3)) for i in range(50)} == {0, 1, 2}
+
+
 @pytest.mark.parametrize("text", ["", "0" * 31, "0" * 33, "0" * 31 + "G", "0" * 31 + "A", "0" * 31 + "\n", "../" * 11])
 def test_what_is_no_job_id_is_told(text: str) -> None:
     assert not keys.is_job_id(text, 65536)

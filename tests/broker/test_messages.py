@@ -116,6 +116,15 @@ def test_a_job_survives_the_wire() -> None:
     assert messages.decode_job(messages.encode(job)) == job
 
 
+def test_a_view_is_written_as_its_golden_bytes() -> None:
+    view = View("alice", "m", "openai.chat", "batch", stream=True, fingerprint="ab")
+    assert messages.encode(view).hex() == (
+        "86a56f776e6572a5616c696365a56d6f64656ca16da6666f726d6174ab6f70656e61692e63686174a462616e64"
+        "a56261746368a673747265616dc3ab66696e6765727072696e74a26162"
+    )
+    assert "fingerprint" not in msgspec.msgpack.decode(messages.encode(View("alice", "m", "openai.chat")))
+
+
 def test_zero_is_not_the_default_of_a_sampling_field() -> None:
     job = Job("0" * 32, "m", Chat([Message("user", "hi")]), sampling=Sampling(temperature=0.0))
     assert messages.decode_job(messages.encode(job)).sampling.temperature == 0.0

@@ -57,6 +57,16 @@ async def every_verb(broker: Broker) -> None:
     await broker.stats("m")
     await reap(broker)
     await broker.absent("pods", "nobody", "")
+    await broker.secret(b"secret")
+    await claim(broker)  # what was left
+    for _ in range(2):  # one is expired, one stays
+        hung = await admit(broker, band="interactive")
+        for attempt in range(1, 4):
+            await claim(broker)
+            await broker.release("r", hung, attempt, f"{attempt}-0", is_death=True)
+    await broker.expire(hung)
+    await broker.dead_letters(0, 10)
+    await admit(broker)
 
 
 def text_of(answer: str | bytes) -> str:
@@ -110,6 +120,20 @@ async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker
     shared = [keys.key(kind, 0) for kind in ("unread", "deadlines", "models", "counter")]
     shared.append(keys.key("queue", 0, "m:default"))
     assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
+
+
+async def test_a_prompt_is_kept_only_while_it_is_needed(broker: RedisBroker, redis_client: redis.Redis) -> None:
+    def has_prompt(job_id: str) -> bool:
+        return bool(redis_client.hexists(keys.key("job", 0, job_id), "spec"))
+
+    assert not has_prompt(await finish(broker))
+    job_id = await admit(broker)
+    for attempt in range(1, 4):
+        await claim(broker)
+        await broker.release("r", job_id, attempt, f"{attempt}-0", is_death=True)
+    assert has_prompt(job_id)
+    await broker.expire(job_id)
+    assert not has_prompt(job_id)
 
 
 async def test_no_script_touches_another_shard(redis_server: EmbeddedServer, redis_client: redis.Redis) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
+import threading
 from collections.abc import Iterator
 
 import httpx
 import pytest
+import yaml
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.workers.engines.scripted import oracle
@@ -98,3 +101,45 @@ def test_sigterm_hands_running_jobs_to_another_worker(machine: Machine) -> None:
     rest = resume(machine.urls[0], first)
     assert first.text + rest.text == EXPECTED
     assert leaving.wait(20) == 0
+
+
+def test_e3_a_job_that_hangs_every_engine_is_a_dead_letter_and_the_workers_recover(machine: Machine) -> None:
+    settings = {
+        "models": [scripted(tokens_per_s=0.05)],  # after its first token it is silent for 20 s
+        "queue": {"lease_s": LEASE_S},
+        "worker": {"step_timeout_s": 1.0},
+    }
+    machine.config.write_text(yaml.safe_dump(settings), "utf-8")
+    workers = [machine.start("worker") for _ in range(4)]
+    _wait_for_replicas(machine, 4)
+    answers: list[httpx.Response] = []
+    url = f"{machine.urls[0]}/v1/chat/completions"
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json=BODY, timeout=30)))
+    asking.start()
+    asking.join(30)
+    assert (answers[0].status_code, answers[0].json()["error"]["code"]) == (500, "too_many_deaths")
+    until(lambda: [worker.poll() for worker in workers].count(1) == 3, 20)
+    [alive] = [worker for worker in workers if worker.poll() is None]
+
+    job = answers[0].headers["x-request-id"]
+    [letter] = json.loads(machine.run("jobs", "dead", "--json").stdout)
+    assert (letter["id"], letter["model"], letter["owner"], letter["deaths"]) == (job, "scripted", "anonymous", 3)
+    assert letter["error"] == "engine_hung"
+    requeued = machine.run("jobs", "requeue", job).stdout.strip()
+    until(lambda: json.loads(machine.run("jobs", "show", requeued).stdout)["state"] == "running", 10)
+    assert machine.run("jobs", "dead").stdout == "no dead letters\n"
+    assert alive.wait(20) == 1  # the poison is back
+
+
+def test_a_worker_that_starts_before_its_broker_waits_for_it(make_machine: MakeMachine) -> None:
+    machine = make_machine({"models": [scripted()], "queue": {"lease_s": LEASE_S}})
+    worker = machine.start("worker")
+    until(lambda: "waiting for the broker" in machine.said(), 20)
+    with asyncio.Runner() as runner:
+        server = EmbeddedServer(str(machine.folder))
+        runner.run(server.start())
+        _wait_for_replicas(machine, 1)
+        assert machine.said().count("waiting for the broker") == 1
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(20) == 0
+        runner.run(server.stop())

@@ -15,8 +15,10 @@ from tests.workers.replicas import MakeStage, Stage
 async def make_stage() -> AsyncIterator[MakeStage]:
     stages: list[Stage] = []
 
-    async def make(*, slots: int = 4, lease_s: float = 5.0, max_deaths: int = 3, **worker: float) -> Stage:
-        queue = QueueSettings(lease_s=lease_s, max_deaths=max_deaths)
+    async def make(
+        *, slots: int = 4, lease_s: float = 5.0, max_deaths: int = 3, max_run_s: float = 3600.0, **worker: float
+    ) -> Stage:
+        queue = QueueSettings(lease_s=lease_s, max_deaths=max_deaths, max_run_s=max_run_s)
         stages.append(stage := Stage(MemoryBroker(queue), slots=slots, queue=queue, **worker))
         return stage
 

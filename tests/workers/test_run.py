@@ -248,7 +248,8 @@ async def play(pieces: list[bytes], stops: list[str], cuts: list[tuple[int, Seam
     """Run a job whose engine makes these pieces, over as many replicas as there are cuts; what its log says then."""
     broker = MemoryBroker(QueueSettings())
     stage = Stage(broker, queue=QueueSettings())
-    job_id = await stage.admit(stop=stops, max_tokens=len(pieces))
+    # an engine that ends by itself after the last token that it may make has made one more, which is the end
+    job_id = await stage.admit(stop=stops, max_tokens=len(pieces) + (end == "eos"))
     writer = LogWriter(broker, 0)
     writing = asyncio.create_task(writer.run())
     plan = [*sorted(cuts), (len(pieces), None)]

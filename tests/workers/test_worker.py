@@ -136,39 +136,100 @@ async def test_readers_that_come_are_told_from_the_next_tick_on(stage: Stage) ->
     await listener.close()
 
 
+# -- the wall limit ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_job_that_runs_for_too_long_is_stopped_and_fails(make_stage: MakeStage) -> None:
+    stage = await make_stage(max_run_s=0.3, lease_s=0.2)
+    replica = await stage.replica()
+    job_id, late_id = await stage.admit(), await stage.admit()
+    run, late = await replica.run(0), await replica.run(1)
+    while not run.is_cancelled:
+        run.say("a")
+        await asyncio.sleep(0.02)
+    for each in (job_id, late_id):
+        ended = await stage.ended(each)
+        assert ended.error is not None
+        assert (ended.status, ended.error.code) == ("failed", "run_timeout")
+    assert late.is_cancelled
+    assert set(await stage.text(job_id)) == {"a"}
+    await eventually(lambda: replica.worker.running == 0)
+    status = await stage.plain.status(job_id)
+    assert status is not None
+    assert (status.attempt, status.deaths) == (1, 0)
+
+
 # -- health -----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_engine_without_a_step_fails_the_health_check(make_stage: MakeStage) -> None:
+async def test_an_engine_without_a_step_fails_the_health_check_and_ends_its_replica(make_stage: MakeStage) -> None:
     stage = await make_stage(step_timeout_s=0.3, lease_s=0.6)
     replica = await stage.replica()
     await stage.admit()
+    await replica.run()
+    replica.worker.check_health()
+    with pytest.raises(EngineFailed, match="no step"):
+        await asyncio.wait_for(replica.task, 3)
+    with pytest.raises(EngineFailed, match="no step"):
+        replica.worker.check_health()
+    assert replica.hand.is_closed
+    assert await stage.plain.listing("replicas") == {}
+
+
+async def test_an_engine_that_makes_steps_now_and_then_is_well(make_stage: MakeStage) -> None:
+    stage = await make_stage(step_timeout_s=0.2)
+    replica = await stage.replica()
+    job_id = await stage.admit()
     run = await replica.run()
+    for _ in range(6):
+        await asyncio.sleep(0.1)
+        run.say("a")
+    run.say("b", end="eos")
+    assert (await stage.ended(job_id)).status == "done"
     replica.worker.check_health()
 
-    def is_stuck() -> bool:
-        with contextlib.suppress(EngineFailed):
-            replica.worker.check_health()
-            return False
-        return True
 
-    await eventually(is_stuck)
-    run.say("a")
-    replica.worker.check_health()
+async def test_a_prompt_that_hangs_the_tokenizer_is_a_death_and_holds_nothing(make_stage: MakeStage) -> None:
+    stage = await make_stage(step_timeout_s=0.2, max_deaths=1)
+    replica = await stage.replica()
+    replica.hand.encoding.clear()
+    job_id = await stage.admit()
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(replica.task, 3)
+    assert replica.worker.running == 0
+    letter = await stage.plain.dead_letter(job_id)
+    assert letter is not None
+    assert (letter.died_of, letter.died_with) == ("engine_hung", replica.worker.id)
+
+
+async def test_an_engine_that_hangs_also_when_it_is_closed_does_not_hold_its_replica(
+    make_stage: MakeStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.workers.worker._CLOSE_S", 0.1)
+
+    class HungEngine(HandEngine):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    stage = await make_stage(step_timeout_s=0.2)
+    replica = await stage.replica(HungEngine())
+    await stage.admit()
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(replica.task, 3)
 
 
 async def test_a_job_on_which_the_engine_hung_is_handed_back_with_a_death(make_stage: MakeStage) -> None:
-    stage = await make_stage(step_timeout_s=0.2, drain_s=0.3, max_deaths=2)
+    stage = await make_stage(step_timeout_s=0.2, max_deaths=2)
     hung, well = await stage.admit("hung"), await stage.admit("well")
     for deaths in (1, 2):
         replica = await stage.replica()
         await replica.run(1)
         [steady] = [run for run in replica.hand.runs if run.generation.prompt == Text("well")]
-        draining = asyncio.create_task(replica.drain())
-        while not draining.done():
+        while not replica.task.done():
             steady.say("a")
-            await asyncio.wait([draining], timeout=0.02)
-        await draining
+            await asyncio.wait([replica.task], timeout=0.02)
+        with pytest.raises(EngineFailed):
+            await replica.task
         status = await stage.plain.status(hung)
         assert status is not None
         assert status.deaths == deaths
@@ -178,6 +239,19 @@ async def test_a_job_on_which_the_engine_hung_is_handed_back_with_a_death(make_s
     healthy = await stage.plain.status(well)
     assert healthy is not None
     assert (healthy.state, healthy.deaths) == ("waiting", 0)
+    assert [letter.job.id for letter in await stage.plain.dead_letters(0, 9)] == [hung]
+
+
+async def test_three_rolling_updates_are_no_deaths(make_stage: MakeStage) -> None:
+    stage = await make_stage(drain_s=0.0, max_deaths=1)
+    job_id = await stage.admit(max_tokens=4)
+    for _ in range(3):
+        replica = await stage.replica()
+        (await replica.run()).say("a")
+        await replica.drain()
+    status = await stage.plain.status(job_id)
+    assert status is not None
+    assert (status.state, status.attempt, status.deaths) == ("waiting", 3, 0)
 
 
 async def test_a_job_that_only_waits_for_the_broker_is_no_sign_of_a_hung_engine(make_stage: MakeStage) -> None:
@@ -213,6 +287,15 @@ async def test_a_broken_claim_loop_ends_the_replica(stage: Stage) -> None:
         await replica.task
     assert await stage.plain.listing("replicas") == {}
     assert replica.hand.is_closed
+
+
+async def test_a_replica_that_becomes_ready_while_the_broker_is_away_goes_on(stage: Stage) -> None:
+    stage.faults.down |= {"present", "claim"}
+    replica = await stage.replica()
+    stage.faults.down.clear()
+    job_id = await stage.admit()
+    (await replica.run()).say("a", end="eos")
+    assert (await stage.ended(job_id)).status == "done"
 
 
 async def test_a_replica_that_cannot_load_is_not_there(stage: Stage) -> None:
