@@ -94,7 +94,7 @@ class Run:
             self.began += 1
             await stream.run()
         try:
-            await stream.audit()
+            await stream.audit(may_lose=options.lost_tail)
         except Exception as error:  # noqa: BLE001  # an audit that cannot be done is a finding, not the end of the run
             if not options.lost_tail:
                 stream.violations.append(f"audit: {error!r}")
