@@ -90,7 +90,9 @@ async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_cli
     await tick(broker, seen=int(redis_client.get(keys.key("counter", 0)) or 0))
     names = {name.decode() for name in redis_client.scan_iter()}
     own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
-    assert names - own == {keys.key("counter", 0), keys.key("models", 0), keys.key("model", 0, "m")}
+    lasting = [keys.key(kind, 0) for kind in ("counter", "models")]
+    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain")]
+    assert names - own == set(lasting)
 
 
 async def test_a_job_that_waits_is_in_no_list_of_running_ones(broker: RedisBroker, redis_client: redis.Redis) -> None:
@@ -105,7 +107,7 @@ async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker
     job_id = await admit(broker, pod="p", grace_ms=1000)
     until_ms = redis_client.pexpiretime(keys.key("job", 0, job_id))
     shared = [keys.key(kind, 0) for kind in ("unread", "deadlines", "models", "counter")]
-    shared.append(keys.key("queue", 0, "m:default"))
+    shared += [keys.key(kind, 0, "m:default") for kind in ("queue", "ages", "fair")] + [keys.key("load", 0, "m")]
     assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
 
 
