@@ -93,13 +93,12 @@ end
 
 -- Count a job in or out of what waits: of its model, and of its owner, who is forgotten with the last one.
 local function count(model, owner, jobs, bytes, tokens)
-  local key = K.load .. model
-  local by = { jobs = jobs, bytes = jobs * bytes, tokens = jobs * tokens }
-  for field, much in pairs(by) do
-    redis.call('HINCRBY', key, field, much)
-    redis.call('HINCRBY', key, field .. ':' .. owner, much)
+  local key, left = K.load .. model, 0
+  for _, suffix in ipairs({ '', ':' .. owner }) do
+    redis.call('HINCRBY', key, 'tokens' .. suffix, jobs * tokens)
+    redis.call('HINCRBY', key, 'bytes' .. suffix, jobs * bytes)
+    left = redis.call('HINCRBY', key, 'jobs' .. suffix, jobs)
   end
-  local left = tonumber(redis.call('HGET', key, 'jobs:' .. owner))
   if left <= 0 then redis.call('HDEL', key, 'jobs:' .. owner, 'bytes:' .. owner, 'tokens:' .. owner) end
   return left
 end
@@ -133,7 +132,8 @@ local function dequeue(model, band, member)
   local f = redis.call('HMGET', K.job .. job, 'owner', 'bytes', 'tokens')
   redis.call('HDEL', K.job .. job, 'place')
   if f[1] and count(model, f[1], -1, f[2], f[3]) <= 0 then redis.call('HDEL', fair, 's:' .. f[1]) end
-  if redis.call('EXISTS', queue) == 0 then redis.call('DEL', fair) end
+  if redis.call('EXISTS', queue) == 1 then return end
+  redis.call('DEL', fair)
   if not is_anything_waiting(model) then redis.call('DEL', K.load .. model) end
 end
 

@@ -91,6 +91,19 @@ async def test_a_job_that_took_more_than_estimated_is_charged_for_what_it_took(b
     assert again in await claim_ids(broker, 2)
 
 
+async def test_an_owner_saves_nothing_up_by_jobs_that_took_less_than_estimated(broker: Broker) -> None:
+    rival = await admit_many(broker, "rival", 40)
+    [cheap] = await admit_many(broker, "owner", 1, cost=500)
+    [dear] = await admit_many(broker, "owner", 1, cost=10)
+    claimed = await claim_ids(broker, 18)
+    assert {cheap, dear} < set(claimed)
+    await settle_with_usage(broker, cheap, 0)
+    await settle_with_usage(broker, dear, 1010)
+    [again] = await admit_many(broker, "owner", 1)
+    assert await claim_ids(broker, 9) == [job_id for job_id in rival if job_id not in claimed][:9]
+    assert again in await claim_ids(broker, 2)
+
+
 async def test_what_was_never_claimed_costs_its_owner_nothing(broker: Broker) -> None:
     await admit_many(broker, "rival", 10)
     await claim(broker)

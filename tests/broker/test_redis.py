@@ -10,7 +10,7 @@ import redis
 
 from headrace.broker import keys, redis_broker, scripts
 from headrace.broker.embedded import EmbeddedServer
-from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
+from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, QueueFull
 from headrace.broker.protocol import Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -109,6 +109,30 @@ async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker
     shared = [keys.key(kind, 0) for kind in ("unread", "deadlines", "models", "counter")]
     shared += [keys.key(kind, 0, "m:default") for kind in ("queue", "ages", "fair")] + [keys.key("load", 0, "m")]
     assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
+
+
+async def test_the_drain_rate_is_of_the_last_half_minute_and_forgotten_after_five(
+    redis_server: EmbeddedServer, redis_client: redis.Redis
+) -> None:
+    broker, drain = connect(redis_server.url, max_waiting_jobs=40), keys.key("drain", 0, "m")
+
+    async def retry_after_s() -> int | None:
+        with pytest.raises(QueueFull) as caught:
+            await broker.admit(an_admission())
+        return caught.value.retry_after_s
+
+    for _ in range(30):
+        await admit(broker)
+        await claim(broker)
+    for _ in range(40):
+        await admit(broker)
+    assert await retry_after_s() in (4, 5)
+    redis_client.hincrby(drain, "at_ms", -30_000)
+    assert await retry_after_s() in (11, 12)
+    assert 290_000 < redis_client.pttl(drain) <= 300_000
+    redis_client.delete(drain)
+    assert await retry_after_s() == 5
+    await broker.close()
 
 
 async def test_no_script_touches_another_shard(redis_server: EmbeddedServer, redis_client: redis.Redis) -> None:
