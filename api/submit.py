@@ -6,7 +6,7 @@ import logging
 
 from starlette.requests import Request
 
-from headrace.api import auth, requests
+from headrace.api import auth, estimate, requests
 from headrace.api.formats import BY_NAME
 from headrace.api.formats.format import Format, Parsed
 from headrace.api.pod import Pod
@@ -15,8 +15,8 @@ from headrace.api.requests import Cut
 from headrace.broker import keys, metrics
 from headrace.broker.errors import BadPosition, BadRequest, HeadersTooLarge, JobNotFound, LogLost, ModelNotFound
 from headrace.broker.messages import Job, View
-from headrace.broker.protocol import Admission, JobStatus
-from headrace.broker.settings import KeySettings
+from headrace.broker.protocol import Admission, JobStatus, Share
+from headrace.broker.settings import KeySettings, Model
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,22 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     if cut is not None:
         return await resume(pod, request, cut.job_id, form)
     parsed = form.parse(await requests.read_body(request, pod.settings.api), pod.settings.api)
-    _require_model(pod, parsed.model)
+    model = _model(pod, parsed.model)
     pod.require_broker()
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream else 0
     grace_ms = requests.grace_ms(request, default_ms=default_ms)
     job, view = _job(pod, request, form, parsed, key)
-    admitted = await pod.broker.admit(Admission(job, view, pod.id, grace_ms))
+    admission = Admission(
+        job,
+        view,
+        pod.id,
+        grace_ms,
+        estimate.prompt_tokens(job.prompt),
+        estimate.cost_tokens(job, model.context_tokens),
+        Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
+        requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
+    )
+    admitted = await pod.broker.admit(admission)
     reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None)
@@ -89,9 +99,11 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def _require_model(pod: Pod, name: str) -> None:
-    if all(model.name != name for model in pod.settings.models):
-        raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+def _model(pod: Pod, name: str) -> Model:
+    for model in pod.settings.models:
+        if model.name == name:
+            return model
+    raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
 
 
 def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
