@@ -96,6 +96,7 @@ class Pod:
             for band, count in stats.waiting.items():
                 metrics.QUEUE_DEPTH.labels(model.name, band).set(count)
             metrics.QUEUE_OLDEST.labels(model.name).set(stats.oldest_ms / 1000)
+            metrics.QUEUE_PROMPT_TOKENS.labels(model.name).set(stats.prompt_tokens)
             metrics.RUNNING_JOBS.labels(model.name).set(stats.running)
         replicas = await self.broker.listing("replicas")
         for model in self.settings.models:

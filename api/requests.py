@@ -80,6 +80,22 @@ def idempotency_key(request: Request) -> str | None:
     return given[0]
 
 
+def queue_timeout_ms(request: Request, longest_s: float) -> int | None:
+    """`X-Queue-Timeout: <seconds>`: how long the request may wait before it ends as `timeout`."""
+    text = request.headers.get("x-queue-timeout")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= longest_s:
+        raise BadRequest(
+            f"X-Queue-Timeout must be more than 0 and at most {longest_s:g} seconds", param="X-Queue-Timeout"
+        )
+    return math.ceil(seconds * 1000)
+
+
 def band(request: Request) -> Band | None:
     """`X-Priority: interactive | default | batch`."""
     text = request.headers.get("x-priority")

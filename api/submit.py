@@ -10,7 +10,7 @@ import time
 from msgspec import structs
 from starlette.requests import Request
 
-from headrace.api import auth, requests
+from headrace.api import auth, estimate, requests
 from headrace.api.formats import BY_NAME
 from headrace.api.formats.format import Format, Parsed
 from headrace.api.pod import Pod
@@ -27,8 +27,8 @@ from headrace.broker.errors import (
     ModelNotFound,
 )
 from headrace.broker.messages import Job, View
-from headrace.broker.protocol import Admission, JobStatus
-from headrace.broker.settings import KeySettings
+from headrace.broker.protocol import Admission, JobStatus, Share
+from headrace.broker.settings import KeySettings, Model
 from headrace.broker.tail import REPAIR_S
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     idempotency_key = requests.idempotency_key(request)
     body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
-    _require_model(pod, parsed.model)
+    model = _model(pod, parsed.model)
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
@@ -61,7 +61,17 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
         job = structs.replace(job, id=job_id)
         view = structs.replace(view, fingerprint=hashlib.sha256(body).hexdigest())
-    admitted = await pod.broker.admit(Admission(job, view, pod.id, grace_ms))
+    admission = Admission(
+        job,
+        view,
+        pod.id,
+        grace_ms,
+        estimate.prompt_tokens(job.prompt),
+        estimate.cost_tokens(job, model.context_tokens),
+        Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
+        requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
+    )
+    admitted = await pod.broker.admit(admission)
     if not admitted.is_new:
         return await _join(pod, request, job.id, view)
     reader = pod.tail.open_admitted(job.id, admitted)
@@ -148,9 +158,11 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def _require_model(pod: Pod, name: str) -> None:
-    if all(model.name != name for model in pod.settings.models):
-        raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+def _model(pod: Pod, name: str) -> Model:
+    for model in pod.settings.models:
+        if model.name == name:
+            return model
+    raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
 
 
 def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:

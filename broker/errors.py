@@ -14,6 +14,7 @@ HeadraceError
 │   └── ModelNotFound 404
 ├── MethodNotAllowed 405
 ├── QueueFull 429                         capacity exists, but is contended
+│   └── OwnerQueueFull 429                by the caller's own requests
 ├── Unavailable 503                       capacity does not exist
 │   ├── NoCapacity 503
 │   └── BrokerDown 503                    Redis does not answer
@@ -36,11 +37,13 @@ class HeadraceError(Exception):
 
     code: ClassVar[str] = "internal_error"
     status: ClassVar[int] = 500
+    retry_after_default_s: ClassVar[int | None] = None
+    """What `retry_after_s` is if nobody knows better."""
 
     def __init__(self, message: str = "", *, param: str | None = None, retry_after_s: int | None = None) -> None:
         self.message = message or (type(self).__doc__ or "").split("\n", 1)[0]
         self.param = param
-        self.retry_after_s = retry_after_s
+        self.retry_after_s = self.retry_after_default_s if retry_after_s is None else retry_after_s
         super().__init__(self.message)
 
 
@@ -129,6 +132,21 @@ class QueueFull(HeadraceError):
 
     code = "queue_full"
     status = 429
+    retry_after_default_s = 5
+
+    @classmethod
+    def of(cls, waiting: int, retry_after_s: int) -> QueueFull:
+        return cls(f"{waiting} requests wait for this model already", retry_after_s=retry_after_s)
+
+
+class OwnerQueueFull(QueueFull):
+    """Too many of your requests wait for this model; try again later."""
+
+    code = "owner_queue_full"
+
+    @classmethod
+    def of(cls, waiting: int, retry_after_s: int) -> QueueFull:
+        return cls(f"{waiting} of your requests wait for this model already", retry_after_s=retry_after_s)
 
 
 class Unavailable(HeadraceError):
@@ -142,6 +160,7 @@ class NoCapacity(Unavailable):
     """No replica serves this model and none is starting."""
 
     code = "no_capacity"
+    retry_after_default_s = 5
 
 
 class BrokerDown(Unavailable):

@@ -24,7 +24,16 @@ KEYS: dict[str, Key] = {
     "job": Key("job:", "hash", "spec, view, place, attempt, deaths, worker, cancel mark, policy, times", "job"),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
     "readers": Key("readers:", "hash", "pod id: end of its reading lease, epoch ms", "job"),
-    "queue": Key("queue:", "zset", "<model>:<band>: waiting jobs by start tag", "kept"),
+    "queue": Key("queue:", "zset", "<model>:<band>: waiting jobs, as <age><job>, by start tag", "kept"),
+    "ages": Key("ages:", "zset", "<model>:<band>: the same members by the time they were enqueued, epoch ms", "kept"),
+    "fair": Key(
+        "fair:",
+        "hash",
+        "<model>:<band>: virtual time v; f:<owner>, s:<owner>: its last job's finish, start",
+        "queue",
+    ),
+    "load": Key("load:", "hash", "<model>: jobs, bytes, tokens that wait, of all and as <field>:<owner>", "queue"),
+    "drain": Key("drain:", "hash", "<model>: count, of claims, decayed since at_ms", "five minutes"),
     "leases": Key("leases", "zset", "running jobs by lease end, epoch ms", "kept"),
     "unread": Key("unread", "zset", "jobs by the time at which they are cancelled if nobody reads", "kept"),
     "deadlines": Key("deadlines", "zset", "waiting jobs by the time at which they time out", "kept"),
@@ -49,8 +58,9 @@ KEYS: dict[str, Key] = {
     "wake": Key("wake:", "channel", "<replica>: there is work", "-"),
 }
 """Expiry: `job` is the job's own life (`queue_timeout_s + max_run_s + log_ttl_s`, then `log_ttl_s` from the end);
-`kept` is renewed to at least that with every write; `presence` is a few heartbeats; `dead letter` is
-`dead_letter_ttl_s` from the last one, as for the job and the log of each; `secret` is 30 days from its last use."""
+`kept` is renewed to at least that with every write; `queue` too, and it is deleted when the queue is empty; `presence`
+is a few heartbeats; `dead letter` is `dead_letter_ttl_s` from the last one, as for the job and the log of each;
+`secret` is 30 days from its last use."""
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
 POSITION = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")

@@ -120,6 +120,7 @@ class MemoryBroker:
             {band: sum(stats.waiting[band] for stats in each) for band in BANDS},
             max(stats.oldest_ms for stats in each),
             sum(stats.running for stats in each),
+            sum(stats.prompt_tokens for stats in each),
         )
 
     # -- the log --------------------------------------------------------------------------------------------------

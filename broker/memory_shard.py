@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import Literal
 
-from headrace.broker.errors import NoCapacity, QueueFull
+from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.keys import position
+from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
 from headrace.broker.memory_state import ShardState, StoredJob, is_over, ms, next_id
-from headrace.broker.messages import BANDS, Claimed, Entry, Queued, encode
+from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Queued, decode_entry, encode
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -44,17 +45,18 @@ class MemoryShard(ShardState):
             return Admitted(False, known.last)
         if not self._is_served(job.model):
             raise NoCapacity
-        waiting = sum(1 for _ in self._waiting(job.model))
-        if waiting >= queue.max_waiting_jobs:
-            raise QueueFull(f"{waiting} requests wait for this model already", retry_after_s=1)
+        self._make_room(admission, now)
         reading_ms = ms(queue.reader_lease_s) if admission.pod else 0
+        timeout_ms = admission.queue_timeout_ms
         stored = StoredJob(
             admission,
-            tag=self._next_serial(),
+            spec_bytes=len(encode(job)),
+            age=self._next_serial(),
+            tag=self._start_tag(job.model, admission),
             enqueued_ms=now,
             expires_ms=now + ms(queue.queue_timeout_s + queue.max_run_s + queue.log_ttl_s),
             place=None,
-            deadline_ms=now + ms(queue.queue_timeout_s),
+            deadline_ms=now + (ms(queue.queue_timeout_s) if timeout_ms is None else timeout_ms),
             unread_ms=now + reading_ms + admission.grace_ms if admission.grace_ms >= 0 else None,
             log=[("0-1", encode(Entry(0, [Queued(now)])))],
             readers={admission.pod: now + reading_ms} if admission.pod else {},
@@ -63,10 +65,38 @@ class MemoryShard(ShardState):
         self._enqueue(stored, admission.view.band)
         return Admitted(True, "0-1", now)
 
+    def _make_room(self, admission: Admission, now: int) -> None:
+        model, owner, band = admission.job.model, admission.view.owner, admission.view.band
+        waiting, own, drain = self._load(model), self._load(model, owner), self._drain.get(model)
+        if is_full(own, bounds_of(admission.share)):
+            raise OwnerQueueFull.of(own[0], retry_after_s(own[0], drain, now))
+        if is_full(waiting, bounds_of(self._queue), self._queue.batch_share if band == "batch" else 1.0):
+            shed = [] if band == "batch" else self._to_shed(model, waiting)
+            if not shed:
+                raise QueueFull.of(waiting[0], retry_after_s(waiting[0], drain, now))
+            for stored in shed:
+                self._finish_unrun(
+                    stored, "failed", "queue_full", "this batch request made room for one that is more urgent"
+                )
+
+    def _to_shed(self, model: str, waiting: Load) -> list[StoredJob]:
+        """The batch jobs that must end so that the queue is not full; none if they are not enough."""
+        batch = [stored for stored in self._waiting(model) if stored.place == "batch"]
+        shed: list[StoredJob] = []
+        for stored in sorted(batch, key=lambda stored: -stored.age)[:MAX_SHED]:
+            shed.append(stored)
+            waiting = (waiting[0] - 1, waiting[1] - stored.load[1], waiting[2] - stored.load[2])
+            if not is_full(waiting, bounds_of(self._queue)):
+                return shed
+        return []
+
     def claim(self, replica: str, model: str, count: int) -> list[Claim]:
         now = self._now_ms()
         best = list(islice(self._waiting(model), count))
         claims = [self._open(replica, stored, now) for stored in best]
+        if claims:
+            drain = self._drain.get(model) or Drain(0.0, now)
+            self._drain[model] = Drain(drain.decayed(now) + len(claims), now)
         idle = self._idle.setdefault(model, [])
         if replica in idle:
             idle.remove(replica)
@@ -77,7 +107,10 @@ class MemoryShard(ShardState):
     def _open(self, replica: str, stored: StoredJob, now: int) -> Claim:
         after = stored.last
         stored.attempt += 1
-        stored.worker, stored.place, stored.deadline_ms = replica, None, None
+        if fair := self._fair.get((stored.model, stored.place or "")):
+            fair.advance(stored.tag)
+        self._dequeue(stored)
+        stored.worker, stored.deadline_ms = replica, None
         stored.lease_ms = now + ms(self._queue.lease_s)
         if stored.overrun_ms is None:
             stored.overrun_ms = now + ms(self._queue.max_run_s)
@@ -111,6 +144,8 @@ class MemoryShard(ShardState):
         if check == "ok":
             stored = self._jobs[settle.job_id]
             if stored.ended is None:
+                ended = decode_entry("0-0", settle.data).events[-1]
+                self._charge(stored, ended.usage if isinstance(ended, Ended) else None)
                 self._finish(stored, next_id(settle.last), settle.data, settle.status)
         return check
 
@@ -225,7 +260,7 @@ class MemoryShard(ShardState):
             waiting[stored.place or ""] += 1
             oldest_ms = max(oldest_ms, now - stored.enqueued_ms)
         running = sum(stored.worker in self._capacity.get(model, {}) for stored in self._live())
-        return ModelStats(waiting, oldest_ms, running)
+        return ModelStats(waiting, oldest_ms, running, self._load(model)[2])
 
     def append(self, append: Append) -> Written:
         stored = self.find(append.job_id)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
-from headrace.broker.messages import BANDS, Ended, Entry, Event, Failure, Status, encode
+from headrace.broker.memory_queue import Drain, Fair, Load
+from headrace.broker.messages import BANDS, Ended, Entry, Event, Failure, Status, Usage, encode
 from headrace.broker.protocol import Admission, Append, Position, Written
 from headrace.broker.settings import QueueSettings
 
@@ -20,7 +21,9 @@ class StoredJob:
     """What Redis holds of one job; a time of None means that the job is not in that list."""
 
     admission: Admission
-    tag: int
+    spec_bytes: int
+    age: int
+    tag: float
     enqueued_ms: int
     expires_ms: int
     place: str | None
@@ -46,6 +49,14 @@ class StoredJob:
     def model(self) -> str:
         return self.admission.job.model
 
+    @property
+    def owner(self) -> str:
+        return self.admission.view.owner
+
+    @property
+    def load(self) -> Load:
+        return 1, self.spec_bytes, self.admission.prompt_tokens
+
     def pods(self, now: int) -> list[str]:
         return [pod for pod, until_ms in self.readers.items() if until_ms > now]
 
@@ -63,6 +74,8 @@ class ShardState:
         self._serial = 0
         self._news: dict[str, dict[str, int]] = {}
         self._idle: dict[str, list[str]] = {}
+        self._fair: dict[tuple[str, str], Fair] = {}
+        self._drain: dict[str, Drain] = {}
         self._capacity: dict[str, dict[str, int]] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
@@ -78,8 +91,13 @@ class ShardState:
 
     def _waiting(self, model: str) -> Iterator[StoredJob]:
         """The queue of a model, best first."""
-        waiting = [(BANDS.index(s.place), s.tag, s) for s in self._live() if s.place and s.model == model]
-        return (stored for _, _, stored in sorted(waiting, key=lambda row: row[:2]))
+        waiting = [(BANDS.index(s.place), s.tag, s.age, s) for s in self._live() if s.place and s.model == model]
+        return (row[3] for row in sorted(waiting, key=lambda row: row[:3]))
+
+    def _load(self, model: str, owner: str | None = None) -> Load:
+        """What waits, of all owners or of one; counted each time, where Redis keeps the hash `load`."""
+        loads = [stored.load for stored in self._waiting(model) if owner in (None, stored.owner)]
+        return sum(load[0] for load in loads), sum(load[1] for load in loads), sum(load[2] for load in loads)
 
     def _is_served(self, model: str) -> bool:
         return any(until_ms > self._now_ms() for until_ms in self._capacity.get(model, {}).values())
@@ -106,18 +124,42 @@ class ShardState:
         while idle and not self.publish("replica", idle.pop(0), b""):
             pass
 
+    def _dequeue(self, stored: StoredJob) -> None:
+        band, stored.place = stored.place or "", None
+        waiting = list(self._waiting(stored.model))
+        if all(other.owner != stored.owner for other in waiting) and (fair := self._fair.get((stored.model, band))):
+            fair.starts.pop(stored.owner, None)
+        if all(other.place != band for other in waiting):
+            self._fair.pop((stored.model, band), None)
+
+    def _start_tag(self, model: str, admission: Admission) -> float:
+        fair = self._fair.setdefault((model, admission.view.band), Fair())
+        return fair.start_tag(admission.view.owner, admission.cost_tokens / admission.share.weight)
+
+    def _correct(self, stored: StoredJob, band: str, actual_tokens: int) -> None:
+        admission = stored.admission
+        if fair := self._fair.get((stored.model, band)):
+            fair.correct(stored.owner, (actual_tokens - admission.cost_tokens) / admission.share.weight)
+
+    def _charge(self, stored: StoredJob, usage: Usage | None) -> None:
+        if usage:
+            self._correct(stored, stored.admission.view.band, usage.prompt_tokens + usage.completion_tokens)
+
     def _finish(self, stored: StoredJob, entry_id: Position, data: bytes, status: Status) -> None:
         self._append_data(stored, entry_id, data)
+        if band := stored.place:
+            self._dequeue(stored)
+            self._correct(stored, band, 0)
         stored.place = stored.worker = stored.lease_ms = stored.unread_ms = stored.deadline_ms = stored.overrun_ms = (
             None
         )
         stored.cancel, stored.ended = "", status
         stored.expires_ms = self._now_ms() + ms(self._queue.log_ttl_s)
 
-    def _finish_unrun(self, stored: StoredJob, status: Status, code: str) -> None:
+    def _finish_unrun(self, stored: StoredJob, status: Status, code: str, message: str = "") -> None:
         if stored.ended is None:
             stored.attempt += 1
-            entry = Entry(self._now_ms() - stored.enqueued_ms, [Ended(status, Failure(code))])
+            entry = Entry(self._now_ms() - stored.enqueued_ms, [Ended(status, Failure(code, message))])
             self._finish(stored, f"{stored.attempt}-0", encode(entry), status)
 
     def _finish_marked(self, stored: StoredJob, cause: str) -> None:

@@ -31,6 +31,7 @@ REQUEST_DURATION = Histogram(
 REQUESTS = Counter("headrace_requests_total", "Responses that have ended.", ("route", "model", "outcome"))
 QUEUE_DEPTH = Gauge("headrace_queue_depth", "Jobs that wait.", ("model", "priority"))
 QUEUE_OLDEST = Gauge("headrace_queue_oldest_seconds", "Age of the job that has waited longest.", ("model",))
+QUEUE_PROMPT_TOKENS = Gauge("headrace_queue_prompt_tokens", "Prompt tokens that wait, as estimated.", ("model",))
 QUEUE_WAIT = Histogram(
     "headrace_queue_wait_seconds", "From admission to the first claim.", ("model",), buckets=_LATENCY_S
 )

@@ -21,13 +21,30 @@ Written = Literal["ok", "stale", "gone", "behind"]
 """What became of a write: done; another attempt owns the log; no such job; the log ends elsewhere than told."""
 
 
+class Share(Struct, frozen=True):
+    """What an owner may have of a queue: its weight against other owners, and bounds of what waits."""
+
+    weight: float = 1.0
+    max_waiting_jobs: int | None = None
+    max_waiting_bytes: int | None = None
+    max_waiting_tokens: int | None = None
+
+
 class Admission(Struct, frozen=True):
-    """A job on its way in. `pod` becomes its first reader; `grace_ms` -1 means that it runs also if nobody reads."""
+    """A job on its way in. `pod` becomes its first reader; `grace_ms` -1 means that it runs also if nobody reads.
+
+    `prompt_tokens` and `cost_tokens` (those and what is generated) are estimates. `queue_timeout_ms` None is the
+    deployment's `queue_timeout_s`.
+    """
 
     job: Job
     view: View
     pod: str | None = None
     grace_ms: int = -1
+    prompt_tokens: int = 0
+    cost_tokens: int = 256
+    share: Share = Share()
+    queue_timeout_ms: int | None = None
 
 
 class Admitted(Struct, frozen=True):
@@ -113,11 +130,12 @@ class Reaped(Struct, frozen=True):
 
 
 class ModelStats(Struct, frozen=True):
-    """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs."""
+    """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs, prompt tokens that wait."""
 
     waiting: dict[str, int]
     oldest_ms: int
     running: int
+    prompt_tokens: int = 0
 
 
 class JobStatus(Struct, frozen=True):
@@ -182,11 +200,17 @@ class Broker(Protocol):
     # -- a job's life ---------------------------------------------------------------------------------------------
 
     async def admit(self, admission: Admission) -> Admitted:
-        """Store and queue a job; raises QueueFull or NoCapacity, and then nothing is stored."""
+        """Store and queue a job; raises QueueFull, OwnerQueueFull or NoCapacity, and then nothing is stored.
+
+        A full queue ends the youngest batch jobs to take one that is not batch.
+        """
         ...
 
     async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
-        """Lease up to `count` jobs; fewer enter the replica as idle: it is woken when there is more."""
+        """Lease up to `count` jobs; fewer enter the replica as idle: it is woken when there is more.
+
+        By band, and in a band fairly between owners by weight and cost; the jobs of one owner in order of age.
+        """
         ...
 
     async def tick(self, shard: int, replica: str, seen: int, *, renew: bool, list_held: bool) -> Tick: ...

@@ -20,7 +20,7 @@ from redis.exceptions import (
 )
 
 from headrace.broker import keys, messages, scripts
-from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, QueueFull
+from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -98,7 +98,7 @@ class RedisBroker:
         limit = int(memory.get("maxmemory", 0))
         return int(memory["used_memory"]) / limit if limit else 0.0
 
-    async def _run(self, verb: str, shard: int, *args: str | bytes | int) -> Any:
+    async def _run(self, verb: str, shard: int, *args: str | bytes | float) -> Any:
         try:
             with _broker_errors():
                 return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
@@ -115,6 +115,7 @@ class RedisBroker:
 
     async def admit(self, admission: Admission) -> Admitted:
         job, queue = admission.job, self._queue
+        timeout_ms = admission.queue_timeout_ms
         answer = await self._run(
             "admit",
             keys.shard_of(job.id),
@@ -126,17 +127,20 @@ class RedisBroker:
             admission.pod or "",
             admission.grace_ms,
             _ms(queue.reader_lease_s),
-            _ms(queue.queue_timeout_s),
-            _ms(queue.max_run_s),
+            _ms(queue.queue_timeout_s) if timeout_ms is None else timeout_ms,
+            _ms(queue.queue_timeout_s + queue.max_run_s + queue.log_ttl_s),
             _ms(queue.log_ttl_s),
-            queue.max_waiting_jobs,
             queue.max_deaths,
+            *_queueing(admission, queue),
+            _ms(queue.max_run_s),
         )
         match answer:
             case [b"no_capacity"]:
                 raise NoCapacity
-            case [b"queue_full", waiting]:
-                raise QueueFull(f"{waiting} requests wait for this model already", retry_after_s=1)
+            case [b"queue_full", waiting, retry_after_s]:
+                raise QueueFull.of(waiting, retry_after_s)
+            case [b"owner_queue_full", waiting, retry_after_s]:
+                raise OwnerQueueFull.of(waiting, retry_after_s)
         if answer[0] == b"admitted":
             return Admitted(True, answer[1].decode(), answer[2])
         return Admitted(False, answer[1].decode())
@@ -224,13 +228,13 @@ class RedisBroker:
         return found
 
     async def stats(self, model: str) -> ModelStats:
-        waiting, oldest, running = dict.fromkeys(messages.BANDS, 0), 0, 0
+        waiting, oldest, running, tokens = dict.fromkeys(messages.BANDS, 0), 0, 0, 0
         for shard in range(self.shards):
-            counts, age, held = await self._run("stats", shard, model)
+            counts, age, held, prompt_tokens = await self._run("stats", shard, model)
             for band, count in zip(messages.BANDS, counts, strict=True):
                 waiting[band] += count
-            oldest, running = max(oldest, age), running + held
-        return ModelStats(waiting, oldest, running)
+            oldest, running, tokens = max(oldest, age), running + held, tokens + prompt_tokens
+        return ModelStats(waiting, oldest, running, tokens)
 
     # -- the log --------------------------------------------------------------------------------------------------
 
@@ -295,6 +299,15 @@ class RedisBroker:
             rows = [await self._redis.hgetall(keys.key(one, 0, each)) for each in ids]
         about = ({name.decode(): value.decode() for name, value in row.items()} for row in rows)
         return {each: row for each, row in zip(ids, about, strict=True) if row}
+
+
+def _queueing(admission: Admission, queue: QueueSettings) -> Iterator[str | float]:
+    """What `admit` is told of the owner, of what the job costs, and of the bounds."""
+    share = admission.share
+    yield from (admission.view.owner, admission.prompt_tokens, admission.cost_tokens, share.weight, queue.batch_share)
+    yield from (queue.max_waiting_jobs, queue.max_waiting_bytes, queue.max_waiting_tokens)
+    for bound in (share.max_waiting_jobs, share.max_waiting_bytes, share.max_waiting_tokens):
+        yield "" if bound is None else bound
 
 
 def _log(job_id: str) -> str:

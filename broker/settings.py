@@ -44,7 +44,13 @@ class QueueSettings(Struct, frozen=True, forbid_unknown_fields=True):
     log_ttl_s: float = 600.0
     """How long a stream can be read after its end."""
     max_waiting_jobs: int = 10_000
-    """Waiting jobs per model and shard; the next one is refused with `queue_full`."""
+    """How much may wait per model and shard; once it is that much, the next request is refused with `queue_full`."""
+    max_waiting_bytes: int = 268_435_456
+    """The same in bytes of the stored requests."""
+    max_waiting_tokens: int = 50_000_000
+    """The same in prompt tokens, as estimated."""
+    batch_share: float = 0.5
+    """Share of these bounds from which on `batch` requests are refused."""
     max_deaths: int = 3
     """A job that lost this many workers ends as failed, and is kept as a dead letter."""
     dead_letter_ttl_s: float = 86_400.0
@@ -152,6 +158,12 @@ class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
     ceiling: Band = "interactive"
     """The best band its requests may ask for."""
+    weight: float = 1.0
+    """Its owner's part of the work while others wait too: twice the weight is twice as many tokens."""
+    max_waiting_jobs: int | None = None
+    """How much of its owner's may wait per model and shard, as in `queue`; null for no bound but that."""
+    max_waiting_bytes: int | None = None
+    max_waiting_tokens: int | None = None
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -272,8 +284,15 @@ def _check(file: Path, settings: Settings) -> None:
         values = getattr(settings, section)
         for field in values.__struct_fields__:
             value = getattr(values, field)
-            if field.endswith(("_s", "_ms", "_bytes")) and value < 0:
+            if field.endswith(("_s", "_ms", "_bytes", "_jobs", "_tokens")) and value < 0:
                 refuse(f"{section}.{field}", value, "must not be negative")
+    if not 0 <= settings.queue.batch_share <= 1:
+        refuse("queue.batch_share", settings.queue.batch_share, "must be 0 to 1")
     for index, entry in enumerate(settings.keys):
         if len(entry.sha256) != 64 or any(c not in "0123456789abcdef" for c in entry.sha256):
             refuse(f"keys[{index}].sha256", entry.sha256, "must be 64 lower-case hex digits")
+        if not 0.001 <= entry.weight <= 1000:
+            refuse(f"keys[{index}].weight", entry.weight, "must be 0.001 to 1000")
+        for name in ("max_waiting_jobs", "max_waiting_bytes", "max_waiting_tokens"):
+            if (getattr(entry, name) or 0) < 0:
+                refuse(f"keys[{index}].{name}", getattr(entry, name), "must not be negative")

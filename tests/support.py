@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
+from typing import Any
 
 from headrace.broker import keys
 from headrace.broker.messages import Band, Chat, Job, Message, View
@@ -26,8 +27,15 @@ async def eventually(condition: Callable[[], object], within_s: float = 5.0) -> 
 
 
 def an_admission(
-    job_id: str | None = None, *, model: str = "m", band: Band = "default", pod: str | None = None, grace_ms: int = -1
+    job_id: str | None = None,
+    *,
+    model: str = "m",
+    band: Band = "default",
+    pod: str | None = None,
+    grace_ms: int = -1,
+    owner: str = "alice",
+    **queueing: Any,
 ) -> Admission:
-    """A job as a pod would admit it; a new one on shard 0 if no id is given."""
+    """A job as a pod would admit it; a new one on shard 0 if no id is given. `queueing` is more of `Admission`."""
     job = Job(job_id or keys.new_job_id(1), model, Chat([Message("user", "hello")]), max_tokens=8)
-    return Admission(job, View("alice", model, "openai.chat", band), pod, grace_ms)
+    return Admission(job, View(owner, model, "openai.chat", band), pod, grace_ms, **queueing)

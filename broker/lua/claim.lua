@@ -1,7 +1,7 @@
 #!lua
 -- claim: take the best jobs of a model, open an attempt of each in its log, and lease them to a replica.
--- Reads and writes: queue (zset), job (hash), log (stream), leases, deadlines, overrun (zset), held (set),
--- idle (list).
+-- Reads and writes: queue, ages (zset), load, fair, drain, job (hash), log (stream), leases, deadlines, overrun (zset),
+-- held (set), idle (list).
 -- ARGV: 1 replica, 2 model, 3 how many, 4 lease ms
 -- Returns a list of {job, spec, attempt, id it continues from, waited ms, readers}. Fewer than asked for: the replica
 -- is entered as idle in the same step, so that no wake-up is lost. A lost reply is mended by `tick`.
@@ -14,7 +14,6 @@ local function open(job)
   if not after then return end -- it expired while it waited
   local attempt = next_attempt(job, now)
   redis.call('HSET', K.job .. job, 'worker', replica)
-  redis.call('HDEL', K.job .. job, 'place')
   append(job, attempt .. '-0', pack_entry(now, tonumber(f[2]), { TAG.claimed, replica, after }), now)
   redis.call('ZADD', K.leases, now + ARGV[4], job)
   redis.call('SADD', K.held .. replica, job)
@@ -27,11 +26,14 @@ end
 
 for _, band in ipairs(BANDS) do
   while #claims < wanted do
-    local best = redis.call('ZPOPMIN', K.queue .. model .. ':' .. band)
+    local best = redis.call('ZRANGE', K.queue .. model .. ':' .. band, 0, 0, 'WITHSCORES')
     if not best[1] then break end
-    open(best[1])
+    dequeue(model, band, best[1])
+    advance(model, band, tonumber(best[2]))
+    open(job_of(best[1]))
   end
 end
+note_drain(model, #claims, now)
 redis.call('LREM', K.idle .. model, 0, replica)
 if #claims < wanted then
   redis.call('RPUSH', K.idle .. model, replica)

@@ -4,6 +4,7 @@
 local TAG = { queued = 0, claimed = 1, started = 2, delta = 3, finished = 4, ended = 5 }
 local BANDS = { 'resume', 'interactive', 'default', 'batch' }
 local IDLE_TTL_MS = 3600000
+local DRAIN_MS = 30000 -- time constant of the measured drain rate
 
 local function clock()
   local t = redis.call('TIME')
@@ -95,14 +96,102 @@ local function wake(model)
   end
 end
 
+-- A double as text that reads back as the same double.
+local function exact(number)
+  return string.format('%.17g', number)
+end
+
+-- A waiting job stands in its queue as its age and its id, so that equal start tags are in order of age.
+local function member_of(age, job)
+  return string.format('%016.0f', age) .. job
+end
+
+local function job_of(member)
+  return string.sub(member, -32)
+end
+
+-- Count a job in or out of what waits: of its model, and of its owner, who is forgotten with the last one.
+local function count(model, owner, jobs, bytes, tokens)
+  local key, left = K.load .. model, 0
+  for _, suffix in ipairs({ '', ':' .. owner }) do
+    redis.call('HINCRBY', key, 'tokens' .. suffix, jobs * tokens)
+    redis.call('HINCRBY', key, 'bytes' .. suffix, jobs * bytes)
+    left = redis.call('HINCRBY', key, 'jobs' .. suffix, jobs)
+  end
+  if left <= 0 then redis.call('HDEL', key, 'jobs:' .. owner, 'bytes:' .. owner, 'tokens:' .. owner) end
+  return left
+end
+
+local function is_anything_waiting(model)
+  for _, band in ipairs(BANDS) do
+    if redis.call('EXISTS', K.queue .. model .. ':' .. band) == 1 then return true end
+  end
+  return false
+end
+
+-- The only way into a queue.
 local function enqueue(job, model, band, tag, ttl_ms)
-  redis.call('ZADD', K.queue .. model .. ':' .. band, tag, job)
-  keep(K.queue .. model .. ':' .. band, ttl_ms)
+  local f = redis.call('HMGET', K.job .. job, 'age', 'owner', 'bytes', 'tokens', 'enqueued_ms')
+  local queue, ages, member = K.queue .. model .. ':' .. band, K.ages .. model .. ':' .. band, member_of(f[1], job)
+  redis.call('ZADD', queue, tag, member)
+  redis.call('ZADD', ages, f[5], member)
   redis.call('HSET', K.job .. job, 'place', band)
   redis.call('HSETNX', K.job .. job, 'run', server_run())
+  count(model, f[2], 1, f[3], f[4])
   redis.call('SADD', K.models, model)
-  keep(K.models, ttl_ms)
+  for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep(key, ttl_ms) end
   wake(model)
+end
+
+-- The only way out of a queue. What is remembered of it goes when it is empty, so that no error outlives a quiet moment:
+-- a job that expired while it waited does not say any more what it was counted as.
+local function dequeue(model, band, member)
+  local queue, fair, job = K.queue .. model .. ':' .. band, K.fair .. model .. ':' .. band, job_of(member)
+  if redis.call('ZREM', queue, member) == 0 then return end
+  redis.call('ZREM', K.ages .. model .. ':' .. band, member)
+  local f = redis.call('HMGET', K.job .. job, 'owner', 'bytes', 'tokens')
+  redis.call('HDEL', K.job .. job, 'place')
+  if f[1] and count(model, f[1], -1, f[2], f[3]) <= 0 then redis.call('HDEL', fair, 's:' .. f[1]) end
+  if redis.call('EXISTS', queue) == 1 then return end
+  redis.call('DEL', fair)
+  if not is_anything_waiting(model) then redis.call('DEL', K.load .. model) end
+end
+
+-- Start-time fair queueing inside a band (Goyal, Vin, Cheng, 1996): a job starts where the one before it of its owner ends,
+-- or at the virtual time, which is the start of the job claimed last; it ends its charge (cost / weight) later. It never
+-- starts before a job of its owner that waits: corrections may have moved the owner's end before that.
+local function start_tag(model, band, owner, charge, ttl_ms)
+  local fair = K.fair .. model .. ':' .. band
+  local f = redis.call('HMGET', fair, 'v', 'f:' .. owner, 's:' .. owner)
+  local start = math.max(tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3] or 0))
+  redis.call('HSET', fair, 'f:' .. owner, exact(start + charge), 's:' .. owner, exact(start))
+  keep(fair, ttl_ms)
+  return start
+end
+
+local function advance(model, band, start)
+  local fair = K.fair .. model .. ':' .. band
+  if redis.call('EXISTS', fair) == 0 then return end
+  redis.call('HSET', fair, 'v', exact(math.max(tonumber(redis.call('HGET', fair, 'v') or 0), start)))
+end
+
+-- Charge an owner for what a job took and not for what it was thought to take: nothing, if it was never claimed.
+local function correct(model, band, owner, charge)
+  local fair = K.fair .. model .. ':' .. band
+  local f = redis.call('HMGET', fair, 'v', 'f:' .. owner)
+  if f[2] then redis.call('HSET', fair, 'f:' .. owner, exact(math.max(tonumber(f[1] or 0), f[2] + charge))) end
+end
+
+-- How many jobs were claimed, older ones weighing less: DRAIN_MS ago counts 1 / e. nil if none was for a long time.
+local function drained(model, now)
+  local f = redis.call('HMGET', K.drain .. model, 'count', 'at_ms')
+  return f[1] and f[1] * math.exp((f[2] - now) / DRAIN_MS)
+end
+
+local function note_drain(model, jobs, now)
+  if jobs == 0 then return end
+  redis.call('HSET', K.drain .. model, 'count', exact((drained(model, now) or 0) + jobs), 'at_ms', text(now))
+  redis.call('PEXPIRE', K.drain .. model, 10 * DRAIN_MS)
 end
 
 local function drop_lease(job, worker)
@@ -120,10 +209,13 @@ end
 
 -- End a job, wherever it is: one terminal entry, and nothing of it is left in any list.
 local function finish(job, id, payload, status, now)
-  local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms')
+  local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms', 'age', 'owner', 'cost', 'weight')
   append(job, id, payload, now)
   drop_lease(job, f[3])
-  if f[2] then redis.call('ZREM', K.queue .. f[1] .. ':' .. f[2], job) end
+  if f[2] then
+    dequeue(f[1], f[2], member_of(f[5], job))
+    correct(f[1], f[2], f[6], -f[7] / f[8])
+  end
   redis.call('ZREM', K.unread, job)
   redis.call('ZREM', K.deadlines, job)
   redis.call('ZREM', K.overrun, job)

@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
--- reap: act on every time that has run out: leases, reading leases, queue deadlines, wall times, models that nobody serves.
--- Reads and writes: leases, unread, deadlines, overrun, dead, queue (zset), models (set), model (zset), job (hash), log (stream).
+-- reap: act on every time that has run out: leases, reading leases, queue deadlines, wall times, models nobody serves.
+-- Reads and writes: leases, unread, deadlines, overrun, dead, queue, ages (zset), load, fair, job (hash), models (set),
+-- model (zset), log (stream).
 -- ARGV: 1 how many of each at most, 2 dead letter TTL ms
--- Returns {leases taken back, cancelled unread, timed out, without capacity, run for too long}. Safe to repeat, by anybody, at any time
--- after the first lease time of a connection.
+-- Returns {leases taken back, cancelled unread, timed out, without capacity, run for too long}. Safe to repeat, by anybody,
+-- at any time after the first lease time of a connection.
 local limit, now, counts = ARGV[1], clock(), { 0, 0, 0, 0, 0 }
 
 local function overdue(key)
@@ -40,9 +41,9 @@ for _, model in ipairs(redis.call('SMEMBERS', K.models)) do
   for _, band in ipairs(BANDS) do
     local queue = K.queue .. model .. ':' .. band
     if not is_served(model, now) then
-      for _, job in ipairs(redis.call('ZRANGE', queue, 0, limit - 1)) do
-        redis.call('ZREM', queue, job)
-        finish_unrun(job, 'failed', 'no_capacity', false, now)
+      for _, member in ipairs(redis.call('ZRANGE', queue, 0, limit - 1)) do
+        finish_unrun(job_of(member), 'failed', 'no_capacity', false, now)
+        dequeue(model, band, member) -- it is there still if its job had expired
         counts[4] = counts[4] + 1
       end
     end

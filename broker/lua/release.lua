@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- release: give a running job back to the front of the queue, with its old start tag.
--- Reads and writes: job (hash), log (stream), leases, queue (zset), held (set), news, dead (zset).
+-- Reads and writes: job, load (hash), log (stream), leases, queue, ages (zset), held (set), news, dead (zset).
 -- ARGV: 1 replica, 2 job, 3 attempt or '' (a claim whose reply was lost), 4 id of the caller's last entry or '',
 --       5 '1' if the engine hung on it, 6 dead letter TTL ms
 -- Returns as `settle` does. Safe to repeat: a job that the replica does not hold is left alone.

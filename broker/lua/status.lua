@@ -5,7 +5,7 @@
 -- Returns {} if there is no such job, else {view, 'waiting' | 'running' | done | cancelled | failed, last id, attempt,
 -- jobs before it in the queue or -1, deaths}.
 local job = ARGV[1]
-local f = redis.call('HMGET', K.job .. job, 'view', 'ended', 'place', 'model', 'attempt', 'deaths')
+local f = redis.call('HMGET', K.job .. job, 'view', 'ended', 'place', 'model', 'attempt', 'deaths', 'age')
 if not f[1] then return {} end
 local state, ahead = f[2] or (f[3] and 'waiting' or 'running'), -1
 if state == 'waiting' then
@@ -13,7 +13,7 @@ if state == 'waiting' then
   for _, band in ipairs(BANDS) do
     local queue = K.queue .. f[4] .. ':' .. band
     if band == f[3] then
-      ahead = ahead + (redis.call('ZRANK', queue, job) or 0)
+      ahead = ahead + (redis.call('ZRANK', queue, member_of(f[7], job)) or 0)
       break
     end
     ahead = ahead + redis.call('ZCARD', queue)

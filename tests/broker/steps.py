@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 from headrace.broker import keys, messages
 from headrace.broker.hints import decode_hint
 from headrace.broker.memory import MemoryBroker
-from headrace.broker.messages import Band, Delta, Ended, Entry, ReadEntry, Started, Status
+from headrace.broker.messages import Delta, Ended, Entry, ReadEntry, Started, Status
 from headrace.broker.protocol import Append, Broker, Claim, Exchange, Hint, Listener, Reaped, Settle, Tick, Written
 from headrace.broker.redis_broker import RedisBroker
 from tests.support import an_admission, eventually
@@ -21,9 +22,10 @@ async def serve(broker: Broker) -> None:
     await broker.present("cluster", "test", "m", {})
 
 
-async def admit(broker: Broker, *, band: Band = "default", pod: str | None = None, grace_ms: int = -1) -> str:
+async def admit(broker: Broker, **fields: Any) -> str:
+    """A job in the queue; `fields` are those of `an_admission`."""
     await serve(broker)  # it lapses with the short leases of some tests
-    admission = an_admission(band=band, pod=pod, grace_ms=grace_ms)
+    admission = an_admission(**fields)
     await broker.admit(admission)
     return admission.job.id
 

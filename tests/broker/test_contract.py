@@ -69,7 +69,7 @@ async def test_admit_refuses_a_model_that_nobody_serves_and_stores_nothing(broke
 
 async def test_admit_refuses_when_the_queue_is_full_and_stores_nothing(make_broker: MakeBroker) -> None:
     broker = await make_broker(max_waiting_jobs=2)
-    await admit(broker, band="batch")
+    await admit(broker, band="default")
     await admit(broker, band="interactive")
     admission = an_admission()
     with pytest.raises(QueueFull):

@@ -199,6 +199,20 @@ async def test_stats_know_the_age_of_the_oldest_waiting_job(broker: Broker) -> N
     await eventually(is_older)
 
 
+async def test_the_oldest_job_need_not_be_the_next(broker: Broker) -> None:
+    """With fairness it is not: somebody's second job waits longer than the first one of a newcomer."""
+    await admit(broker, owner="many")
+    await admit(broker, owner="many")
+    await claim(broker)
+
+    async def is_older() -> bool:
+        return (await broker.stats("m")).oldest_ms >= 20
+
+    await eventually(is_older)
+    await admit(broker, owner="newcomer")
+    assert (await broker.stats("m")).oldest_ms >= 20
+
+
 async def test_stats_add_up_all_shards(make_broker: MakeBroker) -> None:
     broker = await make_broker(shards=2)
     await broker.admit(an_admission("0000" + unknown_id()[4:]))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from headrace.broker.errors import QueueFull
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.settings import QueueSettings
 from tests.broker.steps import admit, append, claim, finish, reap, serve, state_of, tick
+from tests.support import an_admission
 
 QUEUE = QueueSettings(lease_s=5.0, reader_lease_s=10.0, queue_timeout_s=300.0, max_run_s=3600.0, log_ttl_s=600.0)
 
@@ -76,6 +80,31 @@ async def test_an_ended_log_is_kept_for_its_time_from_the_end() -> None:
     assert await broker.last_id(job_id) == "1-1"
     clock.advance(0.001)
     assert await broker.last_id(job_id) is None
+
+
+async def test_the_drain_rate_is_of_the_last_half_minute_and_forgotten_after_five() -> None:
+    clock = Clock()
+    broker = MemoryBroker(QueueSettings(max_waiting_jobs=40), clock=clock)
+    await serve(broker)
+
+    async def retry_after_s() -> int | None:
+        await serve(broker)
+        with pytest.raises(QueueFull) as caught:
+            await broker.admit(an_admission())
+        return caught.value.retry_after_s
+
+    for _ in range(30):
+        await admit(broker)
+        await claim(broker)
+    for _ in range(40):
+        await admit(broker)
+    assert await retry_after_s() == 4
+    clock.advance(30)
+    assert await retry_after_s() == 11
+    clock.advance(269.999)
+    assert await retry_after_s() == 60
+    clock.advance(0.001)
+    assert await retry_after_s() == 5
 
 
 async def test_entries_carry_the_time_since_the_job_was_enqueued() -> None:

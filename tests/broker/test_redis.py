@@ -13,7 +13,7 @@ import redis
 from bench.proxy import Proxy
 from headrace.broker import keys, redis_broker, redis_lane, scripts
 from headrace.broker.embedded import EmbeddedServer
-from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
+from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, QueueFull
 from headrace.broker.protocol import Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -103,7 +103,9 @@ async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_cli
     await tick(broker, seen=int(redis_client.get(keys.key("counter", 0)) or 0))
     names = {name.decode() for name in redis_client.scan_iter()}
     own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
-    assert names - own == {keys.key("counter", 0), keys.key("models", 0), keys.key("model", 0, "m")}
+    lasting = [keys.key(kind, 0) for kind in ("counter", "models")]
+    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain")]
+    assert names - own == set(lasting)
 
 
 async def test_a_job_that_waits_is_in_no_list_of_running_ones(broker: RedisBroker, redis_client: redis.Redis) -> None:
@@ -118,7 +120,7 @@ async def test_shared_keys_outlive_every_job_that_is_in_them(broker: RedisBroker
     job_id = await admit(broker, pod="p", grace_ms=1000)
     until_ms = redis_client.pexpiretime(keys.key("job", 0, job_id))
     shared = [keys.key(kind, 0) for kind in ("unread", "deadlines", "models", "counter")]
-    shared.append(keys.key("queue", 0, "m:default"))
+    shared += [keys.key(kind, 0, "m:default") for kind in ("queue", "ages", "fair")] + [keys.key("load", 0, "m")]
     assert [name for name in shared if redis_client.pexpiretime(name) < until_ms] == []
 
 
@@ -134,6 +136,30 @@ async def test_a_prompt_is_kept_only_while_it_is_needed(broker: RedisBroker, red
     assert has_prompt(job_id)
     await broker.expire(job_id)
     assert not has_prompt(job_id)
+
+
+async def test_the_drain_rate_is_of_the_last_half_minute_and_forgotten_after_five(
+    redis_server: EmbeddedServer, redis_client: redis.Redis
+) -> None:
+    broker, drain = connect(redis_server.url, max_waiting_jobs=40), keys.key("drain", 0, "m")
+
+    async def retry_after_s() -> int | None:
+        with pytest.raises(QueueFull) as caught:
+            await broker.admit(an_admission())
+        return caught.value.retry_after_s
+
+    for _ in range(30):
+        await admit(broker)
+        await claim(broker)
+    for _ in range(40):
+        await admit(broker)
+    assert await retry_after_s() in (4, 5)
+    redis_client.hincrby(drain, "at_ms", -30_000)
+    assert await retry_after_s() in (11, 12)
+    assert 290_000 < redis_client.pttl(drain) <= 300_000
+    redis_client.delete(drain)
+    assert await retry_after_s() == 5
+    await broker.close()
 
 
 async def test_no_script_touches_another_shard(redis_server: EmbeddedServer, redis_client: redis.Redis) -> None:

@@ -75,6 +75,24 @@ def test_null_in_the_environment_unsets_a_value(tmp_path: Path) -> None:
     assert load_text(tmp_path, text, HEADRACE_REDIS__URL="null").redis.url is None
 
 
+def test_a_key_says_what_its_owner_may_have(tmp_path: Path) -> None:
+    key = f"keys: [{{owner: a, sha256: {'a' * 64}, weight: 2.5, max_waiting_jobs: 3}}]"
+    [found] = load_text(tmp_path, MODEL + key).keys
+    assert (found.weight, found.max_waiting_jobs, found.max_waiting_bytes) == (2.5, 3, None)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("weight: 0.0", "keys[0].weight: 0.0 must be 0.001 to 1000"),
+        ("weight: .nan", "keys[0].weight: nan must be 0.001 to 1000"),
+        ("max_waiting_bytes: -1", "keys[0].max_waiting_bytes: -1 must not be negative"),
+    ],
+)
+def test_a_mistake_in_a_key_is_told(tmp_path: Path, field: str, told: str) -> None:
+    assert error_of(tmp_path, MODEL + f"keys: [{{owner: a, sha256: {'a' * 64}, {field}}}]") == told
+
+
 # -- mistakes --------------------------------------------------------------------------------------------------------
 
 
@@ -90,6 +108,8 @@ def test_null_in_the_environment_unsets_a_value(tmp_path: Path) -> None:
         ("api: {grace_s: -1.0}", "api.grace_s: -1.0 must not be negative"),
         ("queue: {lease_s: -5}", "queue.lease_s: -5.0 must not be negative"),
         ("redis: {shards: 0}", "redis.shards: 0 must be 1 to 65536"),
+        ("queue: {batch_share: 1.5}", "queue.batch_share: 1.5 must be 0 to 1"),
+        ("queue: {max_waiting_tokens: -1}", "queue.max_waiting_tokens: -1 must not be negative"),
         ("log_level: loud", "log_level: Invalid enum value 'loud' (it is 'loud')"),
         ("keys: [{owner: a, sha256: ABC}]", "keys[0].sha256: 'ABC' must be 64 lower-case hex digits"),
         ("keys: [{owner: a, sha256: 7}]", "keys[0].sha256: Expected `str`, got `int` (it is 7)"),
@@ -140,5 +160,6 @@ def test_every_field_of_a_section_can_be_overridden(tmp_path: Path) -> None:
         for field in getattr(settings.Settings([]), section).__struct_fields__:
             default = getattr(getattr(Settings([]), section), field)
             text = "other" if default is None or isinstance(default, str) else str(type(default)(7))
+            text = "0.7" if field == "batch_share" else text
             found = load_text(tmp_path, MODEL, **{f"HEADRACE_{section}__{field}".upper(): text})
             assert str(getattr(getattr(found, section), field)) == text
