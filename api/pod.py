@@ -50,7 +50,7 @@ class Pod:
         self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
         self.beats: dict[Beating, asyncio.Task[None]] = {}
         """The streams that are open here, each with the task that may be cancelled if its client takes nothing."""
-        self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet")
+        self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet", retry_after_s=1)
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
         self._is_open = False
