@@ -50,7 +50,7 @@ class Pod:
         self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
         self.beats: set[Beating] = set()
         """The streams that are open here."""
-        self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet")
+        self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet", retry_after_s=1)
         """Why this pod cannot admit now, if it cannot."""
         self._tasks: list[asyncio.Task[None]] = []
         self._secret = secrets.token_bytes(32)

@@ -62,19 +62,20 @@ local function serial(ttl_ms)
   return n
 end
 
-local function server_run()
-  return string.match(redis.call('INFO', 'server'), 'run_id:(%x%x%x%x%x%x%x%x)')
+-- The history that this server writes: another one after each start and each promotion, also of a former primary.
+local function history()
+  return string.match(redis.call('INFO', 'replication'), 'master_replid:(%x%x%x%x%x%x%x%x)')
 end
 
 -- Begin a job's next attempt. No number may ever stand for two texts, and a server that was started again, or a replica
--- that was promoted, may have lost attempts that readers have seen. Its run id tells; the number then jumps ahead of
+-- that was promoted, may have lost attempts that readers have seen. Its history tells; the number then jumps ahead of
 -- all that could have been, by the job's age in milliseconds.
 local function next_attempt(job, now)
-  local run = server_run()
-  local f = redis.call('HMGET', K.job .. job, 'attempt', 'run', 'enqueued_ms')
+  local own = history()
+  local f = redis.call('HMGET', K.job .. job, 'attempt', 'history', 'enqueued_ms')
   local attempt = f[1] + 1
-  if f[2] ~= run then attempt = attempt + math.max(now - f[3], 1) end
-  redis.call('HSET', K.job .. job, 'attempt', text(attempt), 'run', run)
+  if f[2] ~= own then attempt = attempt + math.max(now - f[3], 1) end
+  redis.call('HSET', K.job .. job, 'attempt', text(attempt), 'history', own)
   return text(attempt)
 end
 
@@ -136,7 +137,8 @@ local function enqueue(job, model, band, tag, ttl_ms)
   redis.call('ZADD', queue, tag, member)
   redis.call('ZADD', ages, f[5], member)
   redis.call('HSET', K.job .. job, 'place', band)
-  redis.call('HSETNX', K.job .. job, 'run', server_run())
+  local is_new = redis.call('HEXISTS', K.job .. job, 'history') == 0
+  if is_new then redis.call('HSET', K.job .. job, 'history', history()) end
   count(model, f[2], 1, f[3], f[4])
   redis.call('SADD', K.models, model)
   for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep(key, ttl_ms) end

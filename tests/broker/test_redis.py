@@ -271,7 +271,7 @@ async def test_an_attempt_after_a_restart_has_a_number_that_no_lost_one_can_have
 ) -> None:
     """An attempt may be lost that readers have seen: under its number nothing else may come."""
     job_id = await admit(broker)
-    redis_client.hset(keys.key("job", 0, job_id), "run", "of another start")
+    redis_client.hset(keys.key("job", 0, job_id), "history", "another")
     [after_loss] = await broker.claim(0, "r", "m", 1)
     assert after_loss.attempt > 1
     await broker.release("r", job_id, after_loss.attempt, f"{after_loss.attempt}-0")
@@ -281,7 +281,7 @@ async def test_an_attempt_after_a_restart_has_a_number_that_no_lost_one_can_have
 
 async def test_an_end_without_an_attempt_has_such_a_number_too(broker: RedisBroker, redis_client: redis.Redis) -> None:
     job_id = await admit(broker)
-    redis_client.hset(keys.key("job", 0, job_id), "run", "of another start")
+    redis_client.hset(keys.key("job", 0, job_id), "history", "another")
     await broker.cancel(job_id, "test")
     status = await broker.status(job_id)
     assert status is not None
