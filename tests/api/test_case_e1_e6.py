@@ -179,12 +179,17 @@ async def test_e5_a_thousand_requests_leave_nothing(deploy: Deploy, redis_client
         {"log_ttl_s": 1.0, "reader_lease_s": 3.0},
         {"grace_s": 0.0, "headers_after_ms": 0},
     )
+
+    async def is_queue_empty() -> bool:
+        return not sum((await up.broker.stats("scripted")).waiting.values())
+
     async with looking(redis_client) as undying_keys:
         async with contextlib.AsyncExitStack() as busy:
             for _ in range(16):
                 await busy.enter_async_context(up.open(messages=HI, max_tokens=100_000))
             await eventually(lambda: up.workers[0].running == 16)
             await many(up, left_in_the_queue, cancelled_in_the_queue, count=100)
+            await eventually(is_queue_empty)
             assert len(up.recorded.told) == 16
         await eventually(lambda: up.workers[0].running == 0)
         await many(up, left_in_flight, cancelled_in_flight, count=100)

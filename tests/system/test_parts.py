@@ -134,12 +134,12 @@ def test_e3_a_job_that_hangs_every_engine_is_a_dead_letter_and_the_workers_recov
 def test_a_worker_that_starts_before_its_broker_waits_for_it(make_machine: MakeMachine) -> None:
     machine = make_machine({"models": [scripted()], "queue": {"lease_s": LEASE_S}})
     worker = machine.start("worker")
-    until(lambda: "waiting for the broker" in machine.said(), 20)
+    until(lambda: "the broker does not answer" in machine.said(), 20)
     with asyncio.Runner() as runner:
         server = EmbeddedServer(str(machine.folder))
         runner.run(server.start())
         _wait_for_replicas(machine, 1)
-        assert machine.said().count("waiting for the broker") == 1
+        assert machine.said().count("the broker does not answer, for 0 s now") == 1
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
         runner.run(server.stop())
