@@ -13,7 +13,7 @@ import time
 from typing import Protocol
 
 from headrace.broker import metrics
-from headrace.broker.errors import BrokerDown, BrokerFull, HeadraceError
+from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
@@ -52,6 +52,7 @@ class Pod:
         """The streams that are open here."""
         self.trouble: HeadraceError | None = BrokerDown("the broker has not answered yet", retry_after_s=1)
         """Why this pod cannot admit now, if it cannot."""
+        self.is_draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self._secret = secrets.token_bytes(32)
         self._secret_until = 0.0
@@ -83,6 +84,11 @@ class Pod:
             self._secret = await self.broker.secret(self._secret)
             self._secret_until = time.monotonic() + _SECRET_S
         return self._secret
+
+    def drain(self) -> None:
+        """Not ready from now on; open streams go on for `drain_s`, and then their clients go on elsewhere."""
+        self.is_draining = True
+        self.trouble = Draining(retry_after_s=1)
 
     def require_broker(self) -> None:
         """Raise what keeps this pod from admitting, if anything does."""
@@ -124,7 +130,8 @@ class Pod:
         else:
             self._outage.up()
             self._down_since = None
-            self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
+            if not self.is_draining:
+                self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
             self._is_well.set()  # a broker that is full answers, and what has run out must end there
         metrics.BROKER_UP.set(self._is_well.is_set())
 

@@ -74,11 +74,22 @@ class Reply(Response):
             await self.respond(send)
         except ClientGone:
             pass
+        except asyncio.CancelledError:
+            if not subject.pod.is_draining:
+                raise
+            await self._cut_off()
         finally:
             watcher.cancel()
             gauge.dec()
             subject.pod.tail.close_reader(self.reader, subject.grace_ms)
             subject.count(self.outcome)
+
+    async def _cut_off(self) -> None:
+        """The pod ends, not the client: no terminator, so that it resumes elsewhere, and its reading lease runs on."""
+        self.outcome = "drained"
+        self.subject.pod.tail.abandon(self.reader)
+        self.connection.abort()
+        await asyncio.sleep(0)  # the server learns of the abort, and does not miss the end of the response
 
     async def respond(self, send: Send) -> None:
         raise NotImplementedError

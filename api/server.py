@@ -116,6 +116,10 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn's, which leaves connections open whose client does not take what was written: the loop waits for them."""
 
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self.config.app.state.pod.drain()  # type: ignore[union-attr]  # `configure` gives it an application
+        super().handle_exit(sig, frame)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):

@@ -17,6 +17,7 @@ HeadraceError
 │   └── OwnerQueueFull 429                by the caller's own requests
 ├── Unavailable 503                       capacity does not exist
 │   ├── NoCapacity 503
+│   ├── Draining 503                      this pod was told to end
 │   └── BrokerDown 503                    Redis does not answer
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
@@ -154,6 +155,12 @@ class Unavailable(HeadraceError):
 
     code = "unavailable"
     status = 503
+
+
+class Draining(Unavailable):
+    """This pod is about to end; another one answers."""
+
+    code = "draining"
 
 
 class NoCapacity(Unavailable):

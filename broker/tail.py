@@ -260,6 +260,10 @@ class Tail:
             self._leaving[reader.job_id] = grace_ms
             self._leave_now.set()
 
+    def abandon(self, reader: Reader) -> None:
+        """Read no more, but let the reading lease run out by itself: the client may come back to another pod."""
+        self._forget(reader)
+
     def _forget(self, reader: Reader) -> bool:
         """Drop a reader; True if it was the job's last here."""
         readers = self._readers.get(reader.job_id, set())

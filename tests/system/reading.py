@@ -73,6 +73,17 @@ def resume(url: str, cut: Cut, stop_after: int = 1 << 30) -> Cut:
         return _take(response, stop_after)
 
 
+def until_broken(url: str, body: dict[str, object], seen: list[Cut], headers: dict[str, str] | None = None) -> None:
+    """Start a stream and read until its connection breaks, which raises; `seen` gets what was had."""
+    taken: list[Event] = []
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json={**body, "stream": True}, headers=headers, timeout=60
+    ) as response:
+        seen.append(Cut(response.headers["x-request-id"], taken))
+        for event in events(response):
+            taken.append(event)
+
+
 def _take(response: httpx.Response, count: int) -> Cut:
     taken: list[Event] = []
     for event in events(response):

@@ -14,8 +14,8 @@ import yaml
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.workers.engines.scripted import oracle
-from tests.system.conftest import Machine, MakeMachine, scripted, until
-from tests.system.reading import Cut, chat, resume
+from tests.system.conftest import Machine, MakeMachine, free_ports, scripted, until
+from tests.system.reading import Cut, chat, resume, until_broken
 
 LEASE_S = 1.0
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "parts"}], "max_tokens": 100}
@@ -143,3 +143,25 @@ def test_a_worker_that_starts_before_its_broker_waits_for_it(make_machine: MakeM
         worker.send_signal(signal.SIGTERM)
         assert worker.wait(20) == 0
         runner.run(server.stop())
+
+
+def test_f5_a_pod_that_is_told_to_end_lets_its_clients_go_on_at_another(machine: Machine) -> None:
+    machine.start("worker")
+    _wait_for_replicas(machine, 1)
+    machine.config.write_text(machine.config.read_text("utf-8") + "\napi: {drain_s: 1, grace_s: 0}\n", "utf-8")
+    [port] = free_ports(1)
+    leaving, url = machine.start("api", "--port", str(port)), f"http://127.0.0.1:{port}"
+    until(lambda: _is_ready(url), 20)
+    timer = threading.Timer(0.3, leaving.send_signal, (signal.SIGTERM,))
+    timer.start()
+    seen: list[Cut] = []
+    with pytest.raises(httpx.RemoteProtocolError):
+        until_broken(url, BODY, seen, {"X-On-Disconnect": "cancel"})
+    assert not seen[0].is_done
+    assert not _is_ready(url)
+    rest = resume(machine.urls[0], seen[0])
+    assert rest.is_done
+    assert seen[0].text + rest.text == EXPECTED
+    leaving.wait(20)
+    assert "Traceback" not in machine.said()
+    assert "without completing" not in machine.said()

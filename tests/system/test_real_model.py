@@ -12,7 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.system.conftest import Machine, MakeMachine, real_model, until
-from tests.system.reading import DONE, Cut, chat, resume
+from tests.system.reading import DONE, Cut, chat, resume, until_broken
 
 MODEL = "smollm2-135m-instruct"
 FRANCE = {"model": MODEL, "temperature": 0, "messages": [{"role": "user", "content": "The capital of France is"}]}
@@ -109,24 +109,13 @@ def test_a_pod_killed_in_the_middle_loses_nothing(machine: Machine) -> None:
     killer.start()
     seen: list[Cut] = []
     with pytest.raises(httpx.RemoteProtocolError):
-        seen.append(_until_broken(url, {**STORY, "max_tokens": 200}, seen))
+        until_broken(url, {**STORY, "max_tokens": 200}, seen)
     killer.join()
     rest = resume(machine.urls[1], seen[0])
     assert rest.is_done
     assert seen[0].text + rest.text == resume(machine.urls[1], Cut(rest.job, [])).text
     until(lambda: _is_ready(url), 30)
     assert machine.pid_at(machine.ports[0]) != pid
-
-
-def _until_broken(url: str, body: dict[str, object], seen: list[Cut]) -> Cut:
-    """Read until the connection breaks, keeping what was had."""
-    from tests.system.reading import Event, events
-
-    taken: list[Event] = []
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json={**body, "stream": True}, timeout=60) as response:
-        seen.append(Cut(response.headers["x-request-id"], taken))
-        taken.extend(event for event in iter(events(response)))
-    return seen[0]
 
 
 def _is_ready(url: str) -> bool:
