@@ -62,7 +62,6 @@ class JobRun:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self.is_ending = False
-        self._has_started = False
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
         self._has_content = False
