@@ -199,7 +199,10 @@ class Stream:
             while not again.is_done:
                 again = Reading()
                 with contextlib.suppress(Broken):
-                    await self._read_once(again, "")
+                    try:
+                        await self._read_once(again, "")
+                    except Refused as error:  # it ended before its engine had begun, and says so with a status
+                        again.error, again.is_done = error.code, True
             state = await self._state(until_ended=may_lose)
         self.violations += [f"audit: {each}" for each in again.violations]
         if not self.expected.startswith(again.text):

@@ -11,7 +11,20 @@ from dataclasses import dataclass, field
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import Drain, Fair, Load
-from headrace.broker.messages import BANDS, Ended, Entry, Event, Failure, Status, Usage, encode
+from headrace.broker.messages import (
+    BANDS,
+    Delta,
+    Ended,
+    Entry,
+    Event,
+    Failure,
+    Finished,
+    Started,
+    Status,
+    Usage,
+    decode_entry,
+    encode,
+)
 from headrace.broker.protocol import Admission, Append, Position, Written
 from headrace.broker.settings import QueueSettings
 
@@ -156,11 +169,15 @@ class ShardState:
         stored.cancel, stored.ended = "", status
         stored.expires_ms = self._now_ms() + ms(self._queue.log_ttl_s)
 
-    def _finish_unrun(self, stored: StoredJob, status: Status, code: str, message: str = "") -> None:
-        if stored.ended is None:
-            stored.attempt += 1
-            entry = Entry(self._now_ms() - stored.enqueued_ms, [Ended(status, Failure(code, message))])
-            self._finish(stored, f"{stored.attempt}-0", encode(entry), status)
+    def _finish_unrun(self, stored: StoredJob, status: Status, code: str, message: str = "") -> bool:
+        if stored.ended is not None:
+            return False
+        usage = _finished_usage(stored)
+        ended = Ended("done", usage=usage) if usage else Ended(status, Failure(code, message))
+        stored.attempt += 1
+        entry = Entry(self._now_ms() - stored.enqueued_ms, [ended])
+        self._finish(stored, f"{stored.attempt}-0", encode(entry), ended.status)
+        return usage is None
 
     def _finish_marked(self, stored: StoredJob, cause: str) -> None:
         if cause == "max_run":
@@ -170,7 +187,8 @@ class ShardState:
 
     def _bury(self, stored: StoredJob, worker: str, how: str) -> None:
         now = self._now_ms()
-        self._finish_unrun(stored, "failed", "too_many_deaths")
+        if not self._finish_unrun(stored, "failed", "too_many_deaths"):
+            return
         stored.died = now, how, worker
         stored.expires_ms = max(stored.expires_ms, now + ms(self._queue.dead_letter_ttl_s))
 
@@ -208,3 +226,17 @@ def next_id(entry_id: Position) -> Position:
 
 def ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _finished_usage(stored: StoredJob) -> Usage | None:
+    """What a job has used whose choices are all finished in its log, so that only its end is missing."""
+    prompt = completion = cached = finished = 0
+    for entry_id, data in stored.log:
+        for event in decode_entry(entry_id, data).events:
+            if isinstance(event, Started):
+                prompt, cached = event.prompt_tokens, event.cached_tokens
+            elif isinstance(event, Delta):
+                completion += len(event.token_ids)
+            elif isinstance(event, Finished):
+                finished += 1
+    return Usage(prompt, completion, cached) if finished >= stored.admission.job.n else None

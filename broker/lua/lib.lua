@@ -226,13 +226,44 @@ local function finish(job, id, payload, status, now)
   for _, kind in ipairs({ K.job, K.log, K.readers }) do redis.call('PEXPIRE', kind .. job, f[4]) end
 end
 
--- End a job that no worker runs: the new attempt fences whoever ran it before.
+-- The usage {prompt, completion, cached tokens} of a job all of whose choices are finished in its log; else nil. Only its
+-- end is missing then, its worker was lost before it could settle. cmsgpack reads no `bin`, so that a log with
+-- log-probabilities is not understood, and ends as it is told.
+local function finished_usage(job)
+  local prompt, cached, completion, finished = 0, 0, 0, 0
+  for _, row in ipairs(redis.call('XRANGE', K.log .. job, '-', '+')) do
+    local is_read, entry = pcall(cmsgpack.unpack, row[2][2])
+    if not is_read then return nil end
+    for _, event in ipairs(entry[2]) do
+      if event[1] == TAG.started then
+        prompt, cached = event[2], event[3] or 0
+      elseif event[1] == TAG.delta then
+        completion = completion + #event[4]
+      elseif event[1] == TAG.finished then
+        finished = finished + 1
+      end
+    end
+  end
+  local spec = finished > 0 and redis.call('HGET', K.job .. job, 'spec')
+  if spec and finished >= (cmsgpack.unpack(spec).n or 1) then return { prompt, completion, cached } end
+end
+
+-- End a job that no worker runs: the new attempt fences whoever ran it before. A job whose readers have seen it finish
+-- ends as `done`, whatever was to be its end; answers whether it ended as it was told.
 local function finish_unrun(job, status, code, message, now)
-  local f = redis.call('HMGET', K.job .. job, 'enqueued_ms', 'ended')
-  if not f[1] or f[2] then return end
+  local f = redis.call('HMGET', K.job .. job, 'enqueued_ms', 'ended', 'attempt')
+  if not f[1] or f[2] then return false end
+  local usage = f[3] ~= '0' and finished_usage(job)
   local id = next_attempt(job, now) .. '-0'
+  if usage then
+    -- by hand, since cmsgpack leaves no hole in an array: [at, [[ended, 'done', nil, usage]]]
+    local ended = '\148' .. cmsgpack.pack(TAG.ended) .. cmsgpack.pack('done') .. '\192' .. cmsgpack.pack(usage)
+    finish(job, id, '\146' .. cmsgpack.pack(now - f[1]) .. '\145' .. ended, 'done', now)
+    return false
+  end
   local failure = message and { code, message } or { code }
   finish(job, id, pack_entry(now, tonumber(f[1]), { TAG.ended, status, failure }), status, now)
+  return true
 end
 
 -- End a job that was marked, or is to be, and that no worker runs.
@@ -247,7 +278,7 @@ end
 -- End a job that has lost too many workers, and keep it whole among the dead letters: `how` it lost the last one.
 local function bury(job, worker, how, now, dead_ttl_ms)
   local f = redis.call('HMGET', K.job .. job, 'spec', 'log_ttl_ms')
-  finish_unrun(job, 'failed', 'too_many_deaths', false, now)
+  if not finish_unrun(job, 'failed', 'too_many_deaths', false, now) then return end
   redis.call('HSET', K.job .. job, 'spec', f[1], 'died_of', how, 'died_with', worker or '')
   for _, kind in ipairs({ K.job, K.log, K.readers }) do keep(kind .. job, dead_ttl_ms) end
   redis.call('ZREMRANGEBYSCORE', K.dead, '-inf', text(now - dead_ttl_ms))
