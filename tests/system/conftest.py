@@ -40,6 +40,14 @@ def until(condition: Callable[[], T], within_s: float) -> T:
     return answer
 
 
+def answers(url: str, path: str = "/readyz") -> bool:
+    """Does a pod answer this probe with 200?"""
+    try:
+        return httpx.get(url + path, timeout=1).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 def free_ports(count: int) -> list[int]:
     """Neighbouring ports that nobody listens on."""
     for first in range(20_000 + os.getpid() % 10_000, 60_000, count):

@@ -14,7 +14,7 @@ import yaml
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.workers.engines.scripted import oracle
-from tests.system.conftest import Machine, MakeMachine, free_ports, scripted, until
+from tests.system.conftest import Machine, MakeMachine, answers, free_ports, scripted, until
 from tests.system.reading import Cut, chat, resume, until_broken
 
 LEASE_S = 1.0
@@ -31,17 +31,10 @@ def machine(make_machine: MakeMachine) -> Iterator[Machine]:
         server = EmbeddedServer(str(machine.folder))
         runner.run(server.start())
         machine.start("api")
-        until(lambda: _is_ready(machine.urls[0]), 20)
+        until(lambda: answers(machine.urls[0]), 20)
         yield machine
         machine.end()
         runner.run(server.stop())
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=1).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def _wait_for_replicas(machine: Machine, count: int) -> None:
@@ -151,14 +144,14 @@ def test_f5_a_pod_that_is_told_to_end_lets_its_clients_go_on_at_another(machine:
     machine.config.write_text(machine.config.read_text("utf-8") + "\napi: {drain_s: 1, grace_s: 0}\n", "utf-8")
     [port] = free_ports(1)
     leaving, url = machine.start("api", "--port", str(port)), f"http://127.0.0.1:{port}"
-    until(lambda: _is_ready(url), 20)
+    until(lambda: answers(url), 20)
     timer = threading.Timer(0.3, leaving.send_signal, (signal.SIGTERM,))
     timer.start()
     seen: list[Cut] = []
     with pytest.raises(httpx.RemoteProtocolError):
         until_broken(url, BODY, seen, {"X-On-Disconnect": "cancel"})
     assert not seen[0].is_done
-    assert not _is_ready(url)
+    assert not answers(url)
     rest = resume(machine.urls[0], seen[0])
     assert rest.is_done
     assert seen[0].text + rest.text == EXPECTED

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from tests.system.conftest import Machine, MakeMachine, real_model, until
+from tests.system.conftest import Machine, MakeMachine, answers, real_model, until
 from tests.system.reading import DONE, Cut, chat, resume, until_broken
 
 MODEL = "smollm2-135m-instruct"
@@ -114,15 +114,8 @@ def test_a_pod_killed_in_the_middle_loses_nothing(machine: Machine) -> None:
     rest = resume(machine.urls[1], seen[0])
     assert rest.is_done
     assert seen[0].text + rest.text == resume(machine.urls[1], Cut(rest.job, [])).text
-    until(lambda: _is_ready(url), 30)
+    until(lambda: answers(url), 30)
     assert machine.pid_at(machine.ports[0]) != pid
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/readyz", timeout=1).status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def test_a_replica_killed_in_the_middle_leaves_no_reader_hanging(machine: Machine) -> None:
@@ -141,7 +134,7 @@ def test_the_broker_killed_in_the_middle_comes_back_with_its_log(machine: Machin
     first = chat(machine.urls[0], {**STORY, "max_tokens": 150}, stop_after=5)
     [pid] = machine.pids("broker")
     os.kill(pid, signal.SIGKILL)
-    until(lambda: _is_ready(machine.urls[1]) and machine.pids("broker") != [pid], 30)
+    until(lambda: answers(machine.urls[1]) and machine.pids("broker") != [pid], 30)
     rest = resume(machine.urls[1], first)
     assert rest.is_done
     assert first.text + rest.text == whole_text(machine, first.job)

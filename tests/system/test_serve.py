@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from headrace.workers.engines.scripted import oracle
-from tests.system.conftest import Machine, MakeMachine, alive, processes_below, scripted, until
+from tests.system.conftest import Machine, MakeMachine, alive, answers, processes_below, scripted, until
 from tests.system.reading import chat, resume
 
 BODY = {"model": "scripted", "messages": [{"role": "user", "content": "go on"}], "max_tokens": 120}
@@ -66,7 +66,7 @@ def test_wrong_configurations_name_the_path_and_exit_with_2(machine: Machine) ->
 
 def test_a_port_in_use_is_said_before_anything_starts(machine: Machine) -> None:
     machine.start("api")
-    until(lambda: _answers(machine.urls[0]), 20)
+    until(lambda: answers(machine.urls[0], "/healthz"), 20)
     answer = machine.run("serve")
     assert answer.returncode == 2
     assert f"cannot listen on 127.0.0.1:{machine.ports[0]}" in answer.stderr
@@ -80,10 +80,3 @@ def test_a_model_that_cannot_start_is_named(make_machine: MakeMachine) -> None:
     assert chat(machine.urls[0], {**BODY, "max_tokens": 2}).is_done
     refused = httpx.post(f"{machine.urls[0]}/v1/chat/completions", json={**BODY, "model": "broken"}, timeout=30)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_capacity")
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/healthz", timeout=1).status_code == 200
-    except httpx.HTTPError:
-        return False
