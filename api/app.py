@@ -14,10 +14,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import routes
-from headrace.api.formats import BY_NAME
+from headrace.api import wire
 from headrace.api.pod import Pod
 from headrace.api.relay import retry_after
+from headrace.api.routes import ROUTERS
 from headrace.broker import metrics
 from headrace.broker.errors import (
     BadRequest,
@@ -46,8 +46,8 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
 
     app = FastAPI(title="headrace", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.pod = pod
-    for router in (routes.openai(pod), routes.streams(pod), routes.operations(pod)):
-        app.include_router(router)
+    for router in ROUTERS:
+        app.include_router(router(pod))
     app.add_exception_handler(HeadraceError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
@@ -57,8 +57,7 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
-    # every route so far speaks OpenAI's envelope
-    body = BY_NAME["openai.chat"].error_body(error)
+    body = wire.of_path(request.url.path).error_body(error)
     headers = dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
         headers["x-request-id"] = job_id

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.connection import Connection
-from headrace.api.formats.format import Format
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut
+from headrace.api.wire.format import Format
 from headrace.broker import errors, keys, metrics
 from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
@@ -264,7 +264,7 @@ class StreamReply(Reply):
         """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
         is_due = time.monotonic() >= self._beat_at if self._has_headers else self._are_headers_due
         if is_due:
-            await self._write(send, self.subject.form.heartbeat(await self._waiting_note()))
+            await self._write(send, self.subject.form.heartbeat(await self._waiting_note(), self.subject.view))
 
     async def _waiting_note(self) -> str:
         if self._is_claimed:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.api.app import create_app
 from headrace.api.connection import Connection
-from headrace.api.formats import BY_NAME
+from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings

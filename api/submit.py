@@ -11,11 +11,11 @@ from msgspec import structs
 from starlette.requests import Request
 
 from headrace.api import auth, estimate, requests
-from headrace.api.formats import BY_NAME
-from headrace.api.formats.format import Format, Parsed
 from headrace.api.pod import Pod
 from headrace.api.relay import Reply, StreamReply, Subject, WholeReply
 from headrace.api.requests import Cut
+from headrace.api.wire import BY_NAME
+from headrace.api.wire.format import Format, Parsed
 from headrace.broker import keys, metrics
 from headrace.broker.errors import (
     BadPosition,
@@ -51,7 +51,7 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     idempotency_key = requests.idempotency_key(request)
     body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
-    model = _model(pod, parsed.model)
+    model = _model(pod, parsed.job.model)
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
@@ -166,25 +166,17 @@ def _model(pod: Pod, name: str) -> Model:
 
 
 def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
-    job = Job(
-        keys.new_job_id(pod.broker.shards),
-        parsed.model,
-        parsed.prompt,
-        parsed.max_tokens,
-        parsed.n,
-        parsed.stop,
-        parsed.sampling,
-        parsed.logprobs,
-    )
+    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
     view = View(
         key.owner,
-        parsed.model,
+        job.model,
         form.name,
         auth.bounded(requests.band(request) or parsed.band, key.ceiling),
-        parsed.n,
+        job.n,
         parsed.stream,
         parsed.include_usage,
-        parsed.logprobs is not None,
+        job.logprobs is not None,
         requests.user_request_id(request),
+        options=parsed.options,
     )
     return job, view

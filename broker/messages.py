@@ -8,7 +8,7 @@ The golden bytes of each kind stand in `tests/broker/test_messages.py`: whoever 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,24 +17,46 @@ Band = Literal["interactive", "default", "batch"]
 BANDS: tuple[str, ...] = ("resume", "interactive", "default", "batch")
 """Claim order. `resume` holds jobs whose worker was lost or handed them back."""
 
-FinishReason = Literal["stop", "length"]
+Kind = Literal["generate", "embed", "tokenize", "detokenize", "render", "count"]
+"""What a job asks for; every kind but `generate` is answered by one `Result`."""
+
+FinishReason = Literal["stop", "length", "tool_calls"]
 Status = Literal["done", "cancelled", "failed"]
 
 
 # -- the job ---------------------------------------------------------------------------------------------------------
 
 
-class Message(Struct, frozen=True):
-    """One turn of a conversation; `role` is `system`, `user` or `assistant`."""
+class ToolCall(Struct, frozen=True):
+    """A call that the model made in an earlier turn; `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+class Message(Struct, frozen=True, omit_defaults=True):
+    """One turn of a conversation; `role` is `system`, `user`, `assistant` or `tool`.
+
+    `tool_call_id` and `name` say which call a `tool` turn answers; `reasoning` is what an assistant turn thought.
+    """
 
     role: str
     content: str
+    tool_calls: list[ToolCall] = []
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
 
 
-class Chat(Struct, frozen=True, tag="chat"):
-    """A conversation, to be rendered with the model's template."""
+class Chat(Struct, frozen=True, omit_defaults=True, tag="chat"):
+    """A conversation, to be rendered with the model's template.
+
+    `is_open`: the last turn is the assistant's and unfinished; the answer goes on in its middle.
+    """
 
     messages: list[Message]
+    is_open: bool = False
 
 
 class Text(Struct, frozen=True, tag="text"):
@@ -49,7 +71,47 @@ class Tokens(Struct, frozen=True, tag="tokens"):
     token_ids: list[int]
 
 
-Prompt = Chat | Text | Tokens
+class Batch(Struct, frozen=True, tag="batch"):
+    """Several inputs of one job, answered together and in order; only `embed` takes it."""
+
+    inputs: list[Text | Tokens]
+
+
+Prompt = Chat | Text | Tokens | Batch
+
+
+class Tool(Struct, frozen=True, omit_defaults=True):
+    """A function that the model may call; `parameters` is a JSON schema."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class JsonObject(Struct, frozen=True, tag="json_object"):
+    """The answer must be some JSON object."""
+
+
+class JsonSchema(Struct, frozen=True, tag="json_schema"):
+    """The answer must be JSON by this schema."""
+
+    schema: dict[str, Any]
+
+
+class Grammar(Struct, frozen=True, tag="grammar"):
+    """The answer must be a sentence of this grammar, in llama.cpp's GBNF."""
+
+    gbnf: str
+
+
+class Regex(Struct, frozen=True, tag="regex"):
+    """The whole answer must match this pattern."""
+
+    pattern: str
+
+
+Constraint = JsonObject | JsonSchema | Grammar | Regex
+ToolChoice = Literal["auto", "none", "required"]
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True):
@@ -63,13 +125,18 @@ class Sampling(Struct, frozen=True, omit_defaults=True):
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
     logit_bias: dict[int, float] | None = None
+    repeat_penalty: float | None = None
+    repeat_last_n: int | None = None
+    typical_p: float | None = None
 
 
 class Job(Struct, frozen=True, omit_defaults=True):
     """One request as a worker needs it: the `spec` of the job hash.
 
     `max_tokens` None is "to the end of the context"; `logprobs` is how many alternatives are wanted per token, None
-    for no log-probabilities at all.
+    for no log-probabilities at all. `tool_name` narrows `tool_choice` `required` to one tool. `think` None leaves it to
+    the model whether it reasons first. `suffix` is what follows the text to be filled in. `add_special` puts the
+    vocabulary's own tokens (BOS) around what is tokenized, for the kind `tokenize`.
     """
 
     id: str
@@ -80,6 +147,16 @@ class Job(Struct, frozen=True, omit_defaults=True):
     stop: list[str] = []
     sampling: Sampling = Sampling()
     logprobs: int | None = None
+    kind: Kind = "generate"
+    tools: list[Tool] = []
+    tool_choice: ToolChoice = "auto"
+    tool_name: str | None = None
+    parallel_tool_calls: bool | None = None
+    constraint: Constraint | None = None
+    think: bool | None = None
+    ignore_eos: bool = False
+    suffix: str | None = None
+    add_special: bool = False
 
 
 class View(Struct, frozen=True, omit_defaults=True):
@@ -96,6 +173,8 @@ class View(Struct, frozen=True, omit_defaults=True):
     user_request_id: str | None = None
     fingerprint: str = ""
     """SHA-256 of the body in hex, if the request had an idempotency key."""
+    options: dict[str, Any] = {}
+    """What the format itself must remember to write its frames; nobody else reads it."""
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------
@@ -110,6 +189,7 @@ class Tag(IntEnum):
     DELTA = 3
     FINISHED = 4
     ENDED = 5
+    RESULT = 6
 
 
 class Queued(Struct, frozen=True, array_like=True, tag=int(Tag.QUEUED)):
@@ -149,16 +229,39 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     top: list[Alternative] = []
 
 
+class ToolCallDelta(Struct, frozen=True, array_like=True):
+    """More of one tool call: `id` and `name` come with its first delta, `arguments` is the next JSON text."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 class Delta(Struct, frozen=True, array_like=True, tag=int(Tag.DELTA)):
     """What one engine step added to a choice.
 
     `text` is whole characters and may be empty while text is held back; `token_ids` are the step's tokens.
+    `reasoning` is text of the model's thinking, and `tool_calls` what it calls: both as its engine has parsed them.
     """
 
     choice: int
     text: str
     token_ids: list[int]
     logprobs: list[TokenLogprob] | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class Result(Struct, frozen=True, array_like=True, tag=int(Tag.RESULT)):
+    """The whole answer of a job that generates nothing. `data` is a mapping, by kind:
+
+    `embed`: `embeddings`, a list of little-endian float32 bytes, and `tokens`, the token count of each input;
+    `tokenize`: `tokens` (ids) and `pieces` (their bytes); `detokenize` and `render`: `text`; `count`: `tokens`,
+    a number.
+    """
+
+    data: dict[str, Any]
 
 
 class Finished(Struct, frozen=True, array_like=True, tag=int(Tag.FINISHED)):
@@ -208,7 +311,7 @@ class Unknown(Struct, frozen=True):
     tag: object
 
 
-Event = Queued | Claimed | Started | Delta | Finished | Ended
+Event = Queued | Claimed | Started | Delta | Finished | Ended | Result
 AnyEvent = Event | Unknown
 
 

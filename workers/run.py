@@ -74,7 +74,7 @@ class JobRun:
         try:
             if self.claim.attempt > 1 and await self._take_up(broker):
                 return
-            self._prompt_ids = await self._engine.encode(self.job.prompt)
+            self._prompt_ids = await self._engine.encode(self.job)
             self._prompt_tokens = len(self._prompt_ids)
         except BrokerDown:
             raise
@@ -179,15 +179,8 @@ class JobRun:
                 self.track.append([Delta(index, text, [])])
             self._finish(index, "length")
             return
-        generation = Generation(
-            self.job.prompt,
-            self._prompt_ids,
-            list(choice.token_ids),
-            None if limit is None else limit - len(choice.token_ids),
-            index,
-            self.job.sampling,
-            self.job.logprobs,
-        )
+        left = None if limit is None else limit - len(choice.token_ids)
+        generation = Generation(self.job, self._prompt_ids, list(choice.token_ids), left, index)
         choice.run = self._engine.start(generation, partial(self._on_step, index), self.fail)
 
     def _on_step(self, index: int, step: Step) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from headrace.api.formats import BY_NAME
+from headrace.api.wire import BY_NAME
 from headrace.broker.messages import AnyEvent, Claimed, Queued, ReadEntry, View
 
 Log = tuple[AnyEvent | list[AnyEvent], ...]

@@ -31,7 +31,7 @@ async def test_a2_they_may_stand_in_a_request_too(deploy: Deploy) -> None:
     up = await deploy()
     await up.post("completions", prompt="a\u2028b\u2029c\u0085d", stop="\u2028", max_tokens=1)
     [told] = up.recorded.told
-    assert told.prompt.text == "a\u2028b\u2029c\u0085d"  # type: ignore[union-attr]
+    assert told.job.prompt.text == "a\u2028b\u2029c\u0085d"  # type: ignore[union-attr]
 
 
 def assert_ends_well(answer: Answer) -> None:

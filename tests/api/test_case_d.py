@@ -177,7 +177,7 @@ async def test_d2_a_request_whose_client_left_the_queue_is_never_run(
             await eventually(is_one_less, 1.0)
             await a.until(b"[DONE]")
             await c.until(b"[DONE]")
-    assert [_asked(told.prompt) for told in up.recorded.told] == ["A", "C"]
+    assert [_asked(told.job.prompt) for told in up.recorded.told] == ["A", "C"]
     left = {bytes(name).decode() for name in redis_client.scan_iter(match="hr:{0000}:queue:*")}
     assert left == set()
     assert redis_client.zcard(keys.key("leases", 0)) == 0

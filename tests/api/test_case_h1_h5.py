@@ -90,11 +90,11 @@ async def test_h3_zero_reaches_the_engine_as_zero(deploy: Deploy, route: str) ->
     up = await deploy()
     logprobs = {"logprobs": True, "top_logprobs": 0} if route == "chat" else {"logprobs": 0}
     generation = await told(up, route, **ZEROS, **logprobs, n=1)
-    assert generation.sampling == Sampling(**ZEROS)
-    assert generation.sampling.seed is not None and generation.logprobs == 0
+    assert generation.job.sampling == Sampling(**ZEROS)
+    assert generation.job.sampling.seed is not None and generation.job.logprobs == 0
     for fields in (dict.fromkeys((*ZEROS, *logprobs, "n")), {}):
         generation = await told(up, route, **fields)
-        assert (generation.sampling, generation.logprobs) == (Sampling(), None)
+        assert (generation.job.sampling, generation.job.logprobs) == (Sampling(), None)
     texts = [said(await up.post(route, temperature=0, max_tokens=5)) for _ in range(2)]
     assert texts[0] == texts[1]
     for name, value in (("temperature", 2.1), ("temperature", -0.1), ("top_p", 1.1), ("seed", 0.5)):
@@ -112,10 +112,10 @@ async def test_h3_every_field_reaches_the_engine(deploy: Deploy) -> None:
     }
     messages = [{"role": "developer", "content": "be"}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}]
     generation = await told(up, **sampling, logit_bias={"5": -100}, messages=messages, logprobs=True, top_logprobs=3)
-    assert generation.prompt == Chat([Message("system", "be"), Message("user", "hi")])
-    assert generation.sampling == Sampling(**sampling, logit_bias={5: -100.0})
-    assert (generation.logprobs, generation.choice, generation.generated) == (3, 0, [])
-    assert (await told(up, "completions", prompt="once", unknown={"deep": [1]})).prompt == Text("once")
+    assert generation.job.prompt == Chat([Message("system", "be"), Message("user", "hi")])
+    assert generation.job.sampling == Sampling(**sampling, logit_bias={5: -100.0})
+    assert (generation.job.logprobs, generation.choice, generation.generated) == (3, 0, [])
+    assert (await told(up, "completions", prompt="once", unknown={"deep": [1]})).job.prompt == Text("once")
 
 
 NOT_BODIES = [

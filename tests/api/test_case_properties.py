@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from headrace.api.formats import BY_NAME
 from headrace.api.pod import Pod
 from headrace.api.relay import StreamReply, Subject
 from headrace.api.requests import Cut
+from headrace.api.wire import BY_NAME
 from headrace.broker import keys
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Job, Text, View

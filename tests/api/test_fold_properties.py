@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.api.formats import BY_NAME
+from headrace.api.wire import BY_NAME
 from headrace.broker.messages import (
     Alternative,
     AnyEvent,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from headrace.api.formats.openai_chat import OpenAIChat
+from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.broker.messages import (
     Alternative,
     AnyEvent,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai.types import Completion
 
-from headrace.api.formats.openai_completions import OpenAICompletions
+from headrace.api.wire.openai_completions import OpenAICompletions
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import (
     Alternative,

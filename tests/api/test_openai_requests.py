@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from headrace.api.formats.format import Parsed
-from headrace.api.formats.openai_chat import OpenAIChat
+from headrace.api.wire.format import Parsed
+from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.broker import errors
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Chat, Job, Message, Sampling, decode_job, encode
@@ -29,7 +29,7 @@ def _parse(**fields: Any) -> Parsed:
 
 
 def _messages(messages: list[dict[str, Any]]) -> list[Message]:
-    prompt = _parse(messages=messages).prompt
+    prompt = _parse(messages=messages).job.prompt
     assert isinstance(prompt, Chat)
     return prompt.messages
 
@@ -45,9 +45,9 @@ def _refused(**fields: Any) -> BadRequest:
 
 def test_the_defaults_are_those_of_absent_fields() -> None:
     parsed = _parse()
-    assert (parsed.model, parsed.prompt) == ("m", Chat([Message("user", "hi")]))
-    assert (parsed.max_tokens, parsed.n, parsed.stop, parsed.sampling) == (None, 1, [], Sampling())
-    assert (parsed.logprobs, parsed.stream, parsed.include_usage, parsed.band) == (None, False, False, None)
+    assert (parsed.job.model, parsed.job.prompt) == ("m", Chat([Message("user", "hi")]))
+    assert (parsed.job.max_tokens, parsed.job.n, parsed.job.stop, parsed.job.sampling) == (None, 1, [], Sampling())
+    assert (parsed.job.logprobs, parsed.stream, parsed.include_usage, parsed.band) == (None, False, False, None)
 
 
 OPTIONAL = (
@@ -64,9 +64,9 @@ def test_h3_null_is_absent_for_every_optional_field() -> None:
 def test_h3_zero_is_a_value() -> None:
     zeros = dict.fromkeys(("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"), 0)
     parsed = _parse(**zeros, logprobs=True, top_logprobs=0)
-    assert parsed.sampling == Sampling(temperature=0, top_p=0, seed=0, frequency_penalty=0, presence_penalty=0)
-    assert parsed.sampling.seed is not None and parsed.logprobs == 0
-    assert _parse(top_logprobs=0).logprobs is None
+    assert parsed.job.sampling == Sampling(temperature=0, top_p=0, seed=0, frequency_penalty=0, presence_penalty=0)
+    assert parsed.job.sampling.seed is not None and parsed.job.logprobs == 0
+    assert _parse(top_logprobs=0).job.logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_h3_zero_is_a_value() -> None:
     ],
 )
 def test_h1_both_names_of_the_token_limit_are_read(fields: dict[str, Any], limit: int) -> None:
-    assert _parse(**fields).max_tokens == limit
+    assert _parse(**fields).job.max_tokens == limit
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
@@ -103,7 +103,7 @@ def test_h1_a_token_limit_that_is_none_is_refused_by_name(name: str, value: obje
     ],
 )
 def test_h2_stop_is_a_string_a_list_or_nothing(stop: object, stops: list[str]) -> None:
-    assert _parse(stop=stop).stop == stops
+    assert _parse(stop=stop).job.stop == stops
 
 
 @pytest.mark.parametrize("stop", ["", ["", "STOP"], [None], 5, {}, [["a"]], ["a"] * 17, "x" * 257, ["x" * 1_000_000]])
@@ -137,15 +137,15 @@ def test_h7_numbers_out_of_bounds_and_other_types_are_refused_by_name(name: str,
 
 def test_the_bounds_themselves_are_allowed() -> None:
     high = _parse(n=16, temperature=2, top_p=1, frequency_penalty=2, presence_penalty=-2, seed=-(2**63), logprobs=True)
-    assert (high.n, high.logprobs) == (16, 0)
-    assert _parse(logprobs=True, top_logprobs=20).logprobs == 20
+    assert (high.job.n, high.job.logprobs) == (16, 0)
+    assert _parse(logprobs=True, top_logprobs=20).job.logprobs == 20
     biases = {"0": -100, "5": 1.5, str(2**31 - 1): 100}
-    assert _parse(logit_bias=biases).sampling.logit_bias == {0: -100, 5: 1.5, 2**31 - 1: 100}
+    assert _parse(logit_bias=biases).job.sampling.logit_bias == {0: -100, 5: 1.5, 2**31 - 1: 100}
 
 
 def test_the_largest_values_fit_the_log() -> None:
     parsed = _parse(max_tokens=INT64_MAX, seed=-(2**63), logit_bias={str(2**31 - 1): 100})
-    job = Job("ab", parsed.model, parsed.prompt, parsed.max_tokens, sampling=parsed.sampling)
+    job = Job("ab", parsed.job.model, parsed.job.prompt, parsed.job.max_tokens, sampling=parsed.job.sampling)
     assert decode_job(encode(job)) == job
 
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from headrace.api.formats import BY_NAME, sse
+from headrace.api.wire import BY_NAME, sse
 from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Delta, Ended, Finished, Started, Usage
 from tests.api.logs import Log, a_view, entries

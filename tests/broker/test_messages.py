@@ -21,11 +21,13 @@ from headrace.broker.messages import (
     Message,
     Queued,
     ReadEntry,
+    Result,
     Sampling,
     Started,
     Timings,
     TokenLogprob,
     Tokens,
+    ToolCallDelta,
     Unknown,
     Usage,
     View,
@@ -35,11 +37,16 @@ GOLDEN: list[tuple[Event, str]] = [
     (Queued(1_700_000_000_000), "9200cf0000018bcfe56800"),
     (Claimed("replica-1", "0-1"), "9301a97265706c6963612d31a3302d31"),
     (Started(12, 4), "93020c04"),
-    (Delta(0, " hé", [5, 70_000]), "950300a42068c3a99205ce00011170c0"),
+    (Delta(0, " hé", [5, 70_000]), "970300a42068c3a99205ce00011170c0c0c0"),
     (
         Delta(1, "", [7], [TokenLogprob(7, b"\xe2\x82", -0.5, [Alternative(8, b"a", -1.5)])]),
-        "950301a09107919407c402e282cbbfe0000000000000919308c40161cbbff8000000000000",
+        "970301a09107919407c402e282cbbfe0000000000000919308c40161cbbff8000000000000c0c0",
     ),
+    (
+        Delta(0, "", [9], None, "hm", [ToolCallDelta(0, "call_1", "get", "{")]),
+        "970300a09109c0a2686d919400a663616c6c5f31a3676574a17b",
+    ),
+    (Result({"tokens": 3}), "920681a6746f6b656e7303"),
     (Finished(0, "stop", "\n\n"), "940400a473746f70a20a0a"),
     (Finished(0, "length"), "940400a66c656e677468c0"),
     (Ended("done", None, Usage(12, 3, 4), Timings(5, 6, 7)), "9505a4646f6e65c0930c030493050607"),
@@ -72,7 +79,7 @@ def test_every_kind_of_event_has_golden_bytes() -> None:
 
 def test_an_entry_is_written_as_its_golden_bytes() -> None:
     entry = Entry(250, [Started(1), Delta(0, "a", [1])])
-    assert messages.encode(entry).hex() == "92ccfa9293020100950300a1619101c0"
+    assert messages.encode(entry).hex() == "92ccfa9293020100970300a1619101c0c0c0"
 
 
 def test_an_unknown_event_keeps_its_place_among_the_others() -> None:
@@ -91,6 +98,7 @@ def test_fields_that_a_newer_build_has_added_are_passed_over() -> None:
 
 def test_fields_that_an_older_build_did_not_have_are_their_defaults() -> None:
     assert read("920191" + "930300a0").events == [Unknown(3)]  # token_ids were always there
+    assert read("920191" + "950300a1619101c0").events == [Delta(0, "a", [1])]
     assert read("920192" + "920205" + "9205a4646f6e65").events == [Started(5), Ended("done")]
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from headrace.broker.messages import Chat, Message, Prompt, Sampling, Text, TokenLogprob
+from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, TokenLogprob
 from headrace.broker.settings import LlamacppModel, load
 from headrace.workers.engines.llamacpp import LlamacppEngine
 from headrace.workers.engines.protocol import Generation, Run, Step, Token
@@ -91,5 +91,9 @@ async def begin(
     choice: int = 0,
     logprobs: int | None = None,
 ) -> Stream:
-    ids = await engine.encode(prompt)
-    return Stream(engine, Generation(prompt, ids, generated or [], max_tokens, choice, sampling, logprobs))
+    job = Job("", "m", prompt, max_tokens, sampling=sampling, logprobs=logprobs)
+    return Stream(engine, Generation(job, await engine.encode(job), generated or [], max_tokens, choice))
+
+
+async def encoded(engine: LlamacppEngine, prompt: Prompt) -> list[int]:
+    return await engine.encode(Job("", "m", prompt))

@@ -8,7 +8,7 @@ from typing import Any
 
 from headrace.broker import keys, messages
 from headrace.broker.errors import BadRequest
-from headrace.broker.messages import Delta, Ended, Finished, Job, Prompt, ReadEntry, Started, Text, View
+from headrace.broker.messages import Delta, Ended, Finished, Job, ReadEntry, Result, Started, Text, View
 from headrace.broker.protocol import Admission, Broker
 from headrace.broker.settings import QueueSettings, ScriptedModel, Settings, WorkerSettings
 from headrace.broker.tasks import cancel_all
@@ -66,7 +66,8 @@ class HandEngine:
         if self.load_error is not None:
             raise self.load_error
 
-    async def encode(self, prompt: Prompt) -> list[int]:
+    async def encode(self, job: Job) -> list[int]:
+        prompt = job.prompt
         await self.encoding.wait()
         assert isinstance(prompt, Text)
         if prompt.text == "bad":
@@ -74,6 +75,9 @@ class HandEngine:
         if prompt.text == "bug":
             raise RuntimeError("a bug at /srv/app/secret.py")
         return [0] * len(prompt.text)
+
+    async def answer(self, job: Job) -> tuple[Result, int]:
+        raise BadRequest("it generates only")
 
     def token(self, token_id: int) -> Token:
         return Token(token_id, _vocabulary[token_id])

@@ -78,7 +78,7 @@ async def test_e2_the_engine_is_given_the_prompt_and_the_tokens_so_far_and_fewer
     job_id = await cut(stage, [Started(2)], [tokens("hello", 0, 3)], [tokens("hello", 3, 4)], max_tokens=10)
     ended = await go_on(stage, job_id, engine := Recording(), "continued")
     [told] = engine.told
-    assert (told.prompt, told.prompt_ids) == (Text("hello"), [0, 0])
+    assert (told.job.prompt, told.prompt_ids) == (Text("hello"), [0, 0])
     assert told.generated == [oracle("hello", 0, 0, index) for index in range(4)]
     assert (told.max_tokens, told.choice) == (6, 0)
     assert (ended.status, ended.usage) == ("done", Usage(2, 10))
@@ -183,7 +183,7 @@ async def test_e2_log_probabilities_are_one_for_each_token_over_the_seam(stage: 
     whole = tokens("hello", 0, 2)
     job_id = await cut(stage, [Started(2)], [Delta(0, whole.text, whole.token_ids, said[:2])], max_tokens=6, logprobs=2)
     await go_on(stage, job_id, engine := Recording(), "continued")
-    assert [told.logprobs for told in engine.told] == [2]
+    assert [told.job.logprobs for told in engine.told] == [2]
     assert [entry for delta in await stage.events(job_id, Delta) for entry in delta.logprobs or []] == said
     assert len(said) == 6
 

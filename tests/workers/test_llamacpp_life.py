@@ -15,7 +15,7 @@ import pytest
 
 from headrace.broker.errors import ConfigError, EngineFailed
 from headrace.workers.engines.llamacpp import LlamacppEngine
-from tests.workers.llamacpp_runs import DATA_DIR, NEVER_ENDS, STORY, begin, default_model
+from tests.workers.llamacpp_runs import DATA_DIR, NEVER_ENDS, STORY, begin, default_model, encoded
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ async def test_close_ends_what_runs_and_what_waits_and_leaves_no_socket(short_fo
     assert [len(stream.steps) for stream in streams] == counts
     assert [stream.errors for stream in streams] == [[], [], []]
     assert os.listdir(short_folder) == []
-    for use in (engine.check_health(), engine.encode(STORY)):
+    for use in (engine.check_health(), encoded(engine, STORY)):
         with pytest.raises(EngineFailed, match="closed"):
             await use
 

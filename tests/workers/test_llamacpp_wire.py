@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.broker.messages import Sampling, Tokens
+from headrace.broker.messages import Job, Sampling, Tokens
 from headrace.workers.engines.llamacpp_wire import RANDOM_SEED, request_body, split, tokens_left
 from headrace.workers.engines.protocol import Generation
 
@@ -19,7 +19,8 @@ def generation(
     sampling: Sampling | None = None,
 ) -> Generation:
     ids = [1, 2, 3]
-    return Generation(Tokens(ids), ids, generated or [], max_tokens, choice, sampling or Sampling(), None)
+    job = Job("", "m", Tokens(ids), max_tokens, sampling=sampling or Sampling())
+    return Generation(job, ids, generated or [], max_tokens, choice)
 
 
 def test_the_engine_continues_after_exactly_prompt_and_generated_tokens() -> None:

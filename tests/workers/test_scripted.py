@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.errors import ContextLengthExceeded, EngineFailed
-from headrace.broker.messages import Chat, Message, Prompt, Sampling, Text, Tokens
+from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, Tokens
 from headrace.broker.settings import ScriptedModel
 from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import DEFAULT_TOKENS, ScriptedEngine, oracle, prompt_text
@@ -55,9 +55,17 @@ class Sequence:
         return self.steps[-1].end
 
 
-def generation(text: str = "hi", max_tokens: int | None = None, **fields: Any) -> Generation:
-    known: dict[str, Any] = {"generated": [], "choice": 0, "sampling": Sampling(), "logprobs": None, **fields}
-    return Generation(prompt=Text(text), prompt_ids=[0] * -(-len(text) // 4), max_tokens=max_tokens, **known)
+def generation(
+    text: str = "hi",
+    max_tokens: int | None = None,
+    *,
+    generated: list[int] | None = None,
+    choice: int = 0,
+    sampling: Sampling | None = None,
+    logprobs: int | None = None,
+) -> Generation:
+    job = Job("", "m", Text(text), max_tokens, sampling=sampling or Sampling(), logprobs=logprobs)
+    return Generation(job, [0] * -(-len(text) // 4), generated or [], max_tokens, choice)
 
 
 def made(model: ScriptedModel, *generations: Generation) -> list[Sequence]:
@@ -105,7 +113,7 @@ def test_the_oracle_reads_the_last_user_message_or_the_prompt(prompt: Prompt, te
     [(Text(""), 0), (Text("abcd"), 1), (Text("abcde"), 2), (Text("éé€"), 2), (Tokens([5, 6, 7]), 3)],
 )
 async def test_a_prompt_counts_a_token_for_four_bytes(prompt: Prompt, tokens: int) -> None:
-    assert len(await ScriptedEngine(fast()).encode(prompt)) == tokens
+    assert len(await ScriptedEngine(fast()).encode(Job("", "m", prompt))) == tokens
 
 
 @pytest.mark.parametrize("rate", [0.0, 50.0])
@@ -188,12 +196,12 @@ def test_a_script_may_end_in_an_error_after_its_last_token(max_tokens: int | Non
 
 async def test_a_prompt_that_fills_the_context_is_refused() -> None:
     engine = ScriptedEngine(fast(context_tokens=2))
-    assert len(await engine.encode(Text("abcd"))) == 1
+    assert len(await engine.encode(Job("", "m", Text("abcd")))) == 1
     with pytest.raises(ContextLengthExceeded) as raised:
-        await engine.encode(Text("abcdefgh"))
+        await engine.encode(Job("", "m", Text("abcdefgh")))
     assert raised.value.param == "prompt"
     with pytest.raises(ContextLengthExceeded) as raised:
-        await engine.encode(Chat([Message("user", "abcdefgh")]))
+        await engine.encode(Job("", "m", Chat([Message("user", "abcdefgh")])))
     assert raised.value.param == "messages"
 
 

@@ -117,7 +117,7 @@ async def test_d2_a_waiting_job_that_is_cancelled_is_never_started(make_stage: M
     run.say("a", end="eos")
     (await replica.run(1)).say("c", end="eos")
     assert [(await stage.ended(job_id)).status for job_id in ids] == ["done", "cancelled", "done"]
-    assert [run.generation.prompt for run in replica.hand.runs] == [Text("A"), Text("C")]
+    assert [run.generation.job.prompt for run in replica.hand.runs] == [Text("A"), Text("C")]
 
 
 async def test_readers_that_come_are_told_from_the_next_tick_on(stage: Stage) -> None:
@@ -224,7 +224,7 @@ async def test_a_job_on_which_the_engine_hung_is_handed_back_with_a_death(make_s
     for deaths in (1, 2):
         replica = await stage.replica()
         await replica.run(1)
-        [steady] = [run for run in replica.hand.runs if run.generation.prompt == Text("well")]
+        [steady] = [run for run in replica.hand.runs if run.generation.job.prompt == Text("well")]
         while not replica.task.done():
             steady.say("a")
             await asyncio.wait([replica.task], timeout=0.02)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.broker.errors import BadRequest, ConfigError, ContextLengthExceeded, EngineFailed
-from headrace.broker.messages import Chat, Prompt, Text, Tokens
+from headrace.broker.messages import Batch, Chat, Job, Prompt, Result, Text, Tokens
 from headrace.broker.settings import LlamacppModel
 from headrace.workers.engines import model_files
 from headrace.workers.engines.chat_template import ChatTemplate
@@ -86,8 +86,8 @@ class LlamacppEngine:
         bos, eos = vocab.text(vocab.bos_id), vocab.text(vocab.eos_id)
         return ChatTemplate(vocab.template, vocab.special_texts, bos=bos, eos=eos, system=self._model.system)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        loaded = self._ready()
+    async def encode(self, job: Job) -> list[int]:
+        loaded, prompt = self._ready(), job.prompt
         ids = await asyncio.get_running_loop().run_in_executor(self._side, _encode, loaded, prompt)
         param = "messages" if isinstance(prompt, Chat) else "prompt"
         if not ids:
@@ -107,13 +107,16 @@ class LlamacppEngine:
         loaded = self._ready()
         left = tokens_left(generation, self.capabilities.context_tokens)
         body = request_body(generation, self.capabilities.context_tokens)
-        reader = StreamReader(loaded.vocab, left, generation.logprobs)
+        reader = StreamReader(loaded.vocab, left, generation.job.logprobs)
         sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
         if left:
             loaded.slots.start(sequence)
         else:
             asyncio.get_running_loop().call_soon(sequence.give, Step((), end="limit"))
         return sequence
+
+    async def answer(self, job: Job) -> tuple[Result, int]:
+        raise BadRequest(f"this model cannot {job.kind}")
 
     async def check_health(self) -> None:
         self._ready()
@@ -157,3 +160,5 @@ def _encode(loaded: _Loaded, prompt: Prompt) -> list[int]:
             return loaded.vocab.with_bos(
                 [i for piece in pieces for i in loaded.vocab.tokenize(piece, parse_special=True)]
             )
+        case Batch():
+            raise BadRequest("one prompt at a time", param="prompt")

@@ -10,7 +10,7 @@ import msgspec
 import xllamacpp
 
 from headrace.broker.errors import EngineFailed
-from headrace.broker.messages import Sampling, Tokens
+from headrace.broker.messages import Job, Sampling, Tokens
 from headrace.broker.settings import LlamacppModel
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llamacpp_wire import StreamReader, request_body
@@ -50,7 +50,8 @@ def open_server(model: LlamacppModel, path: Path, folder: Path) -> Any:
 def warm_up(server: Any, vocab: GgufVocab) -> None:
     """Make a few tokens; raises EngineFailed if they do not come, or not in the shape that this engine reads."""
     ids = vocab.with_bos(vocab.tokenize("Once upon a time", parse_special=False))
-    generation = Generation(Tokens(ids), ids, [], WARM_UP_TOKENS, 0, Sampling(temperature=0), 1)
+    job = Job("", "", Tokens(ids), WARM_UP_TOKENS, sampling=Sampling(temperature=0), logprobs=1)
+    generation = Generation(job, ids, [], WARM_UP_TOKENS)
     body = request_body(generation, len(ids) + WARM_UP_TOKENS)
     chunks: list[bytes] = []
     server.handle_completions(msgspec.json.encode(body), chunks.append)

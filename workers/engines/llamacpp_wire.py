@@ -28,7 +28,7 @@ def tokens_left(generation: Generation, context_tokens: int) -> int:
 
 def request_body(generation: Generation, context_tokens: int) -> dict[str, Any]:
     """The request for one sequence. Absent sampling values are OpenAI's defaults, which are not llama.cpp's."""
-    sampling = generation.sampling
+    sampling = generation.job.sampling
     seed = sampling.seed
     return {
         "prompt": [*generation.prompt_ids, *generation.generated],
@@ -41,7 +41,7 @@ def request_body(generation: Generation, context_tokens: int) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty or 0.0,
         "seed": RANDOM_SEED if seed is None else (seed + generation.choice) % RANDOM_SEED,
         "logit_bias": [[token_id, bias] for token_id, bias in (sampling.logit_bias or {}).items()],
-        "n_probs": 0 if generation.logprobs is None else max(1, generation.logprobs),
+        "n_probs": 0 if generation.job.logprobs is None else max(1, generation.job.logprobs),
         "cache_prompt": True,
         "stream": True,
         "verbose": True,

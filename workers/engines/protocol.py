@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from headrace.broker.messages import Prompt, Sampling, TokenLogprob
+from headrace.broker.messages import Job, Result, TokenLogprob, ToolCallDelta
 
 
 class Token(NamedTuple):
@@ -26,14 +26,19 @@ class Token(NamedTuple):
 class Step(NamedTuple):
     """What one engine step added to one sequence; the last step of a sequence says why it ended.
 
-    `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make.
+    `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make;
+    `tool_calls`: it ended to have its tools called. An engine that parses the model's output itself (tools, reasoning)
+    gives `text`, and then nothing is made of the tokens' pieces here.
     """
 
     tokens: Sequence[Token]
     logprobs: Sequence[TokenLogprob] | None = None
-    end: Literal["eos", "limit"] | None = None
+    end: Literal["eos", "limit", "tool_calls"] | None = None
     cached_tokens: int = 0
     """How many prompt tokens needed no prefill; told with the first step."""
+    text: str | None = None
+    reasoning: str | None = None
+    tool_calls: Sequence[ToolCallDelta] | None = None
 
 
 class Generation(Struct, frozen=True):
@@ -43,13 +48,11 @@ class Generation(Struct, frozen=True):
     after both, and makes at most `max_tokens` more (None: to the end of the context).
     """
 
-    prompt: Prompt
+    job: Job
     prompt_ids: list[int]
     generated: list[int]
     max_tokens: int | None
-    choice: int
-    sampling: Sampling
-    logprobs: int | None
+    choice: int = 0
 
 
 class Capabilities(Struct, frozen=True):
@@ -76,8 +79,15 @@ class Engine(Protocol):
         """Load the weights and warm up; `progress` gets what is being done and its share from 0 to 1."""
         ...
 
-    async def encode(self, prompt: Prompt) -> list[int]:
-        """Render and tokenize; raises BadRequest for what the model cannot take."""
+    async def encode(self, job: Job) -> list[int]:
+        """Render and tokenize the prompt; raises BadRequest, with `param`, for what the model cannot do."""
+        ...
+
+    async def answer(self, job: Job) -> tuple[Result, int]:
+        """Answer a job of another kind than `generate`: the result, and how many prompt tokens it took.
+
+        Raises BadRequest for a kind that the model cannot do.
+        """
         ...
 
     def token(self, token_id: int) -> Token:

@@ -13,8 +13,8 @@ import zlib
 from collections.abc import Callable
 from typing import Literal
 
-from headrace.broker.errors import ContextLengthExceeded, EngineFailed
-from headrace.broker.messages import Alternative, Chat, Prompt, Text, TokenLogprob
+from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
+from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Result, Text, TokenLogprob
 from headrace.broker.settings import ScriptedModel
 from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
 
@@ -32,7 +32,21 @@ def prompt_text(prompt: Prompt) -> str:
     """What the oracle reads: the last user message, or the prompt."""
     if isinstance(prompt, Chat):
         return next((message.content for message in reversed(prompt.messages) if message.role == "user"), "")
+    if isinstance(prompt, Batch):
+        return " ".join(map(prompt_text, prompt.inputs))
     return prompt.text if isinstance(prompt, Text) else " ".join(map(str, prompt.token_ids))
+
+
+def _length(prompt: Prompt) -> int:
+    """UTF-8 bytes; a token counts for four."""
+    match prompt:
+        case Chat(messages):
+            return sum(len(message.content.encode()) for message in messages)
+        case Text(text):
+            return len(text.encode())
+        case Batch(inputs):
+            return sum(map(_length, inputs))
+    return 4 * len(prompt.token_ids)
 
 
 def oracle(text: str, seed: int, choice: int, index: int) -> int:
@@ -45,8 +59,8 @@ class _Sequence:
 
     def __init__(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> None:
         self.generation = generation
-        self.text = prompt_text(generation.prompt)
-        self.seed = generation.sampling.seed or 0
+        self.text = prompt_text(generation.job.prompt)
+        self.seed = generation.job.sampling.seed or 0
         self.index = len(generation.generated)
         self.emit = emit
         self.fail = fail
@@ -76,13 +90,10 @@ class ScriptedEngine:
             await asyncio.sleep(self._model.startup_s / steps)
         progress("loading", 1.0)
 
-    async def encode(self, prompt: Prompt) -> list[int]:
+    async def encode(self, job: Job) -> list[int]:
         """One id for every four bytes, rounded up; the ids say nothing."""
-        if isinstance(prompt, Chat):
-            length = sum(len(message.content.encode()) for message in prompt.messages)
-        else:
-            length = len(prompt.text.encode()) if isinstance(prompt, Text) else 4 * len(prompt.token_ids)
-        tokens = -(-length // 4)
+        prompt = job.prompt
+        tokens = -(-_length(prompt) // 4)
         if tokens >= self._model.context_tokens:
             raise ContextLengthExceeded(
                 f"the prompt has {tokens} tokens; this model's context is {self._model.context_tokens}",
@@ -103,6 +114,9 @@ class ScriptedEngine:
         self._schedule(sequence, asyncio.get_running_loop().time() + prefill_s)
         self._arm()
         return sequence
+
+    async def answer(self, job: Job) -> tuple[Result, int]:
+        raise BadRequest(f"this model cannot {job.kind}")
 
     async def check_health(self) -> None:
         """It is always well."""
@@ -197,7 +211,7 @@ class ScriptedEngine:
 
     def _logprobs(self, sequence: _Sequence, token_ids: list[int]) -> list[TokenLogprob] | None:
         """Made up, but fixed: the chosen token has probability 1/2, those of the next ids 1/4, 1/8 and so on."""
-        wanted = sequence.generation.logprobs
+        wanted = sequence.generation.job.logprobs
         if wanted is None:
             return None
         return [

@@ -7,28 +7,23 @@ and usage are the same on every pod.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from headrace.broker.errors import HeadraceError
-from headrace.broker.messages import Band, Prompt, ReadEntry, Sampling, View
+from headrace.broker.messages import Band, Job, ReadEntry, View
 from headrace.broker.settings import ApiSettings
 
 
 class Parsed(Struct, frozen=True):
-    """A request body, checked: the parts of `Job` and `View` that the body decides."""
+    """A request body, checked: the job, whose id is still to be given, and what its `View` must remember."""
 
-    model: str
-    prompt: Prompt
-    max_tokens: int | None
-    n: int
-    stop: list[str]
-    sampling: Sampling
-    logprobs: int | None
+    job: Job
     stream: bool
-    include_usage: bool
+    include_usage: bool = False
     band: Band | None = None
+    options: dict[str, Any] = {}
 
 
 class Fold(Protocol):
@@ -72,8 +67,8 @@ class Format(Protocol):
         """Put one frame on the wire; `position` is what a client sends to resume after it, empty if it cannot."""
         ...
 
-    def heartbeat(self, note: str) -> bytes:
-        """What keeps an idle connection open between frames; `note` is for people."""
+    def heartbeat(self, note: str, view: View) -> bytes:
+        """What keeps an idle connection open between frames, framing included; `note` is for people."""
         ...
 
     def error_frame(self, error: HeadraceError) -> bytes:

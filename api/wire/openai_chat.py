@@ -8,9 +8,9 @@ import msgspec
 from msgspec import Struct
 
 from headrace.api.body import decode
-from headrace.api.formats.format import Parsed
-from headrace.api.formats.openai import OpenAIWire, Request, check_range, check_supported, parsed
-from headrace.api.formats.openai_fold import OpenAIFold, OpenAIWhole, Shape, shown_logprob
+from headrace.api.wire.format import Parsed
+from headrace.api.wire.openai import OpenAIWire, Request, check_range, check_supported, parsed
+from headrace.api.wire.openai_fold import OpenAIFold, OpenAIWhole, Shape, shown_logprob
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Alternative, Chat, Message, TokenLogprob, View
 from headrace.broker.settings import ApiSettings

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from headrace.api.formats import sse
-from headrace.api.formats.openai import envelope
+from headrace.api.wire import sse
+from headrace.api.wire.openai import envelope
 from headrace.broker.errors import Cancelled, EngineFailed, HeadraceError, from_failure
 from headrace.broker.messages import Delta, Ended, Finished, Queued, ReadEntry, Started, TokenLogprob, Usage, View
 

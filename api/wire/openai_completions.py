@@ -8,9 +8,9 @@ from typing import Any, cast
 import msgspec
 
 from headrace.api.body import decode
-from headrace.api.formats.format import Parsed
-from headrace.api.formats.openai import TOKEN_ID_MAX, OpenAIWire, Request, check_range, check_supported, parsed
-from headrace.api.formats.openai_fold import OpenAIFold, OpenAIWhole, Shape, shown_logprob
+from headrace.api.wire.format import Parsed
+from headrace.api.wire.openai import TOKEN_ID_MAX, OpenAIWire, Request, check_range, check_supported, parsed
+from headrace.api.wire.openai_fold import OpenAIFold, OpenAIWhole, Shape, shown_logprob
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Text, TokenLogprob, Tokens, View
 from headrace.broker.settings import ApiSettings

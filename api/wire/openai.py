@@ -11,10 +11,10 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
-from headrace.api.formats import sse
-from headrace.api.formats.format import Parsed
+from headrace.api.wire import sse
+from headrace.api.wire.format import Parsed
 from headrace.broker.errors import BadRequest, HeadraceError, JobEnded
-from headrace.broker.messages import Band, Prompt, Sampling
+from headrace.broker.messages import Band, Job, Prompt, Sampling, View
 from headrace.broker.settings import ApiSettings
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -72,14 +72,18 @@ def parsed(request: Request, prompt: Prompt, logprobs: int | None, limits: ApiSe
     for name, low, high in _RANGES:
         check_range(request, name, low, high)
     check_range(request, "n", 1, limits.max_choices)
-    return Parsed(
-        model=request.model,
-        prompt=prompt,
+    job = Job(
+        "",
+        request.model,
+        prompt,
         max_tokens=request.max_tokens if request.max_completion_tokens is None else request.max_completion_tokens,
         n=1 if request.n is None else request.n,
         stop=_stop(request.stop, limits),
         sampling=_sampling(request),
         logprobs=logprobs,
+    )
+    return Parsed(
+        job,
         stream=bool(request.stream),
         include_usage=_include_usage(request),
         band=_band(request.service_tier),
@@ -170,7 +174,7 @@ class OpenAIWire:
     def frame(self, position: str, payload: bytes) -> bytes:
         return sse.frame(position, payload)
 
-    def heartbeat(self, note: str) -> bytes:
+    def heartbeat(self, note: str, view: View) -> bytes:
         return sse.heartbeat(note)
 
     def error_frame(self, error: HeadraceError) -> bytes:

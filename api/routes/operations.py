@@ -1,0 +1,35 @@
+"""What operations ask a pod."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.responses import Response
+
+from headrace.api.pod import Pod
+from headrace.api.routes.answers import as_json
+from headrace.broker.errors import BrokerDown
+
+
+def router(pod: Pod) -> APIRouter:
+    """Probes and metrics."""
+    routes = APIRouter()
+
+    @routes.get("/healthz")
+    async def healthz() -> Response:
+        return as_json({"status": "ok"})
+
+    @routes.get("/readyz")
+    async def readyz() -> Response:
+        trouble = pod.trouble
+        return as_json({"status": trouble.code if trouble else "ok"}, 503 if trouble else 200)
+
+    @routes.get("/metrics")
+    async def metrics() -> Response:
+        try:
+            await pod.observe_models()
+        except BrokerDown as error:
+            pod.trouble = error
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
