@@ -12,7 +12,7 @@ from openai.types.chat import ChatCompletionChunk
 
 from headrace.api.wire import BY_NAME, sse
 from headrace.broker.errors import EngineFailed
-from headrace.broker.messages import Delta, Ended, Finished, Started, Usage
+from headrace.broker.messages import Delta, Ended, Finished, Started, Usage, View
 from tests.api.logs import Log, a_view, entries
 
 SEPARATORS = ("\u2028", "\u2029", "\u0085")
@@ -47,7 +47,7 @@ def _wire(log: Log, name: str = "openai.chat") -> bytes:
     """The stream as a pod would write it, with a heartbeat before, between and after all frames."""
     form = BY_NAME[name]
     fold = form.fold("ab", a_view(name))
-    beat = form.heartbeat("queued: 3 before you")
+    beat = form.heartbeat("queued: 3 before you", View("alice", "m", form.name))
     out = [beat]
     for entry in entries(log):
         for payload in fold.feed(entry):
