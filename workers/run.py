@@ -47,6 +47,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     run: Run | None = None
     is_finished: bool = False
+    untold: int = 0
     has_begun: bool = False
     """An earlier attempt has logged something of it."""
 
@@ -253,6 +254,8 @@ class JobRun:
     def _on_parsed_step(self, index: int, step: Step, content: str) -> None:
         """The same for a step whose engine has parsed it: of its content, only stop strings are still of interest."""
         choice = self._choices[index]
+        choice.untold += step.untold
+        self._prompt_tokens = step.prompt_tokens or self._prompt_tokens
         text = choice.filter.push_text(content)
         reason = _REASONS[step.end] if step.end is not None else None
         if choice.filter.stop is not None:
@@ -320,7 +323,7 @@ class JobRun:
         self.done.set()
 
     def _usage(self) -> Usage:
-        completion = sum(len(choice.token_ids) for choice in self._choices)
+        completion = sum(len(choice.token_ids) + choice.untold for choice in self._choices)
         return Usage(self._prompt_tokens, completion, self._cached_tokens)
 
     def _timings(self) -> Timings:

@@ -41,6 +41,10 @@ class Step(NamedTuple):
     text: str | None = None
     reasoning: str | None = None
     tool_calls: Sequence[ToolCallDelta] | None = None
+    untold: int = 0
+    """Tokens that were made but whose ids the engine does not tell; only of parsed steps."""
+    prompt_tokens: int = 0
+    """How many the prompt had after all, if `encode` could only guess; only of a last parsed step."""
 
 
 class Generation(Struct, frozen=True):
