@@ -18,8 +18,16 @@ from headrace.workers.engines import llguidance
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llguidance import MARK
 
-_LAYOUT = {"x-guidance": {"whitespace_pattern": "[ \\n]?[ ]{0,16}"}}
-"""By default white space has no end, and a small model may never come out of it."""
+_LAYOUT = {
+    "x-guidance": {
+        "whitespace_flexible": False,
+        "item_separator": ", ",
+        "key_separator": ": ",
+        "coerce_one_of": True,
+    }
+}
+"""On one line: white space would have no end otherwise, and a small model may never come out of it. And `oneOf` is
+taken for `anyOf`."""
 
 
 class Grammars:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Batch, Chat, Job, JsonObject, JsonSchema, Message, Prompt, Text, Tokens
 from headrace.workers.engines import llamacpp_tools
@@ -63,6 +65,7 @@ class Prompts:
             if job.constraint is not None and not isinstance(job.constraint, JsonObject | JsonSchema):
                 raise BadRequest("this model cannot reason and keep to a grammar", param="think")
             self._grammar(job)  # refuses a schema that is wrong; the chat route makes its own of it
+            _check_calls(chat)
             return Plan("chat")
         if tools:
             return Plan("calls", llamacpp_tools.grammar(job, self.grammars))
@@ -136,3 +139,12 @@ class Prompts:
         if self.template is None:
             raise BadRequest("this model has no chat template; give it a plain prompt", param="messages")
         return self.template
+
+
+def _check_calls(chat: Chat) -> None:
+    """llama.cpp reads the arguments of earlier calls, and fails on what is no JSON."""
+    for call in [call for message in chat.messages for call in message.tool_calls]:
+        try:
+            msgspec.json.decode(call.arguments)
+        except msgspec.DecodeError as error:
+            raise BadRequest(f"the arguments of call {call.id!r} are not JSON", param="messages") from error
