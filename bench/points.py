@@ -1,9 +1,8 @@
 """What a token costs at the load points of docs/performance.md, through the real path.
 
 `python bench/points.py --points 1x20,10x20,100x20,1000x20,100x0,1000x0` (streams x milliseconds between tokens) starts
-Valkey (AOF everysec), pods and workers of its own, and prints for each point CPU microseconds per token by process, TTFT
-and ITL added over the engine's own schedule, and memory. Exit status 1 if a text is not the oracle's. A JSON line per
-point goes to stdout last.
+Valkey (AOF everysec), pods and workers of its own, and prints a JSON line for each point: CPU microseconds per token by
+process, TTFT and ITL added over the engine's own schedule, and memory. Exit status 1 if a text is not the oracle's.
 """
 
 from __future__ import annotations
@@ -159,9 +158,10 @@ def _told(point: Point, window: _Window, seen: Sequence[Seen], tokens_each: int)
         for earlier, later in zip(each.arrivals, each.arrivals[1:], strict=False)
         if window.since <= earlier[0] and later[0] < window.until
     ]
+    cpu["all"] = sum(cpu.values())
     return {
         "point": str(point),
-        "cpu_us_per_token": {role: round(spent, 1) for role, spent in cpu.items()} | {"all": round(sum(cpu.values()), 1)},
+        "cpu_us_per_token": {role: round(spent, 1) for role, spent in cpu.items()},
         "client_us_per_token": round(window.client_s * 1e6 / max(1, tokens), 1),
         "tokens_per_s": round(tokens / (window.until - window.since)),
         "requests": len(seen),

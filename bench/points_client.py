@@ -1,6 +1,6 @@
-"""A client that is cheap enough to stand beside what it measures: it keeps what comes and when, and checks it afterwards.
+"""A client that is cheap enough to stand beside what it measures: it keeps what comes and when, and checks it later.
 
-One pass over a response counts its tokens by a marker; the texts are compared with the oracle once the clock has stopped.
+One pass over a response counts its tokens by a marker; texts are compared with the oracle when the clock has stopped.
 """
 
 from __future__ import annotations
