@@ -153,7 +153,7 @@ class JobRun:
             return
         result, self._prompt_tokens = self._answering.result()
         self._first_token_at = time.monotonic()
-        self.track.append([Started(self._prompt_tokens), result])
+        self.track.append([Started(self._prompt_tokens), result], is_urgent=True, usage=self._usage())
         self._end("done", None)
 
     async def _take_up(self, broker: Broker) -> bool:
@@ -200,7 +200,7 @@ class JobRun:
         choice = self._choices[delta.choice]
         choice.has_begun = True
         choice.token_ids += delta.token_ids
-        self._has_content = self._has_content or bool(delta.text)
+        self._has_content = self._has_content or bool(delta.text or delta.reasoning or delta.tool_calls)
         if delta.tool_calls:
             choice.filter.flush()
         elif delta.reasoning is None:
@@ -268,7 +268,8 @@ class JobRun:
             token_ids = [token.id for token in step.tokens]
             choice.token_ids += token_ids
             logprobs = list(step.logprobs) if step.logprobs else None
-            self.track.append([Delta(index, text, token_ids, logprobs, step.reasoning or None, calls)])
+            delta = Delta(index, text, token_ids, logprobs, step.reasoning or None, calls)
+            self.track.append([delta], is_urgent=not self._has_content)
             if (text or step.reasoning or calls) and not self._has_content:
                 self._observe_first_token()
         if reason is not None:
