@@ -197,6 +197,18 @@ async def test_what_this_model_cannot_do_is_refused_with_its_field(
     assert await refusal(engine, prompt, **fields) == param
 
 
+async def test_a_suffix_is_put_where_the_vocabulary_says(
+    engine: LlamacppEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This vocabulary has no tokens for it, so others stand in for them."""
+    monkeypatch.setattr(engine._ready().vocab, "fim", (3, 5, 6))
+    before, after = await encoded(engine, Text("def f(")), await encoded(engine, Text("return x"))
+    assert await encoded(engine, Text("def f("), suffix="return x") == [3, *before, 5, *after, 6]
+    assert await refusal(engine, Tokens([1]), suffix="x") == "suffix"
+    ids = await encoded(engine, Text("<|im_end|>"), suffix="<|im_end|>")
+    assert [i for i in ids if engine.token(i).is_special] == [3, 5, 6]
+
+
 # -- more of a request ------------------------------------------------------------------------------------------------
 
 
@@ -309,7 +321,7 @@ async def test_what_a_kind_cannot_read_is_refused(
 
 
 async def test_what_the_model_is_and_can_stands_in_the_registry(engine: LlamacppEngine) -> None:
-    about = engine.capabilities.about()
+    about: dict[str, Any] = engine.capabilities.about()
     details = json.loads(str(about.pop("details")))
     assert about == {
         "context_tokens": CONTEXT,

@@ -164,14 +164,14 @@ class LlamacppEngine:
             return chat_body(generation, template, context), ChatReader(loaded.vocab, logprobs)
         return request_body(generation, context, plan.grammar), StreamReader(loaded.vocab, left, logprobs)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         loaded = self._ready()
         if job.kind == "embed":
-            return await self._embed(loaded, job)
+            return await self._embed(loaded, job, advance)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._side, llamacpp_answers.answer, job, loaded.prompts)
 
-    async def _embed(self, loaded: _Loaded, job: Job) -> tuple[Result, int]:
+    async def _embed(self, loaded: _Loaded, job: Job, advance: Callable[[], None]) -> tuple[Result, int]:
         if loaded.embedder is None:
             raise BadRequest("this model has no embeddings: its configuration lacks `embeddings: true`", param="model")
         inputs: list[Text | Tokens]
@@ -186,7 +186,7 @@ class LlamacppEngine:
         ids = await loop.run_in_executor(self._side, lambda: [prompts.plain(each, "input") for each in inputs])
         for each in ids:
             self._check_length(each, "input")
-        vectors = await loaded.embedder.vectors(ids)
+        vectors = await loaded.embedder.vectors(ids, advance)
         return Result({"embeddings": vectors, "tokens": list(map(len, ids))}), sum(map(len, ids))
 
     async def check_health(self) -> None:
