@@ -89,6 +89,8 @@ async def test_reasoning_is_not_part_of_the_answer(engine: LlamacppEngine) -> No
     assert (stream.text.strip(), stream.end) == ("Paris", "eos")
     assert "capital of France" in stream.reasoning
     assert "think>" not in stream.text + stream.reasoning
+    assert stream.steps[0].untold > 1, "what began the reasoning counts with its first word"
+    assert {step.untold for step in stream.steps[1:4]} == {1}
     assert stream.steps[-1].prompt_tokens == len(await encoded(engine, FRANCE))
 
 
