@@ -64,7 +64,10 @@ class Prompts:
                 raise BadRequest("llama.cpp tells no log-probabilities of tool calls", param="logprobs")
             if job.constraint is not None and not isinstance(job.constraint, JsonObject | JsonSchema):
                 raise BadRequest("this model cannot reason and keep to a grammar", param="think")
-            self._grammar(job)  # refuses a schema that is wrong; the chat route makes its own of it
+            # Refuses a schema that is wrong; the chat route makes its own grammar of it.
+            self._grammar(job)
+            if tools and self.grammars.has_llguidance:
+                llamacpp_tools.grammar(job, self.grammars)
             _check_calls(chat)
             return Plan("chat")
         if tools:
