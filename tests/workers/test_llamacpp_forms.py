@@ -99,6 +99,7 @@ async def test_an_answer_keeps_to_a_grammar_or_a_pattern(engine: LlamacppEngine)
         (Grammar('start ::= "a"'), "grammar"),
         (Grammar('root ::= root "a"'), "grammar"),
         (Grammar(""), "grammar"),
+        (Grammar('root ::= "a" [^\\x00-\\U0010FFFF]'), "grammar"),
         (Grammar("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000), "grammar"),
         (JsonSchema({"$ref": "#"}), "response_format"),
         (Regex("(a"), "regex"),

@@ -15,12 +15,10 @@ import xllamacpp
 from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import Constraint, Grammar, JsonObject, JsonSchema, Regex
 from headrace.workers.engines import llguidance
+from headrace.workers.engines.gbnf import flaw as gbnf_flaw
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llguidance import MARK, Llguidance, Matcher
 from headrace.workers.engines.protocol import Step
-
-MAX_DEPTH = 256
-"""llama.cpp's parser calls itself for each parenthesis: 100,000 of them end the process."""
 
 _LAYOUT: dict[str, Any] = {
     "whitespace_flexible": False,
@@ -60,8 +58,8 @@ class Grammars:
                 return self.checked(f"start: /{in_slashes(pattern)}/", "regex")
 
     def _checked_gbnf(self, gbnf: str) -> str:
-        if _depth(gbnf) > MAX_DEPTH:
-            raise BadRequest(f"the grammar has more than {MAX_DEPTH} parentheses in each other", param="grammar")
+        if (flaw := gbnf_flaw(gbnf)) is not None:
+            raise BadRequest(f"the grammar cannot be kept: {flaw}", param="grammar")
         if not gbnf.strip() or "\0" in gbnf or not self._vocab.can_parse(gbnf):
             raise BadRequest("the grammar is not GBNF with a rule `root`", param="grammar")
         return gbnf
@@ -111,13 +109,17 @@ def json_rule(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
     return "%json " + json.dumps({"x-guidance": {**_LAYOUT, "lenient": is_lenient}, **schema})
 
 
-def _depth(gbnf: str) -> int:
-    """How deep parentheses stand in each other, at most; those in literals only make it more."""
-    depth = deepest = 0
-    for character in gbnf:
-        depth += (character == "(") - (character == ")")
-        deepest = max(deepest, depth)
-    return deepest
+def check_patterns(schema: Any, param: str) -> None:
+    """Raise BadRequest for a schema with a pattern that could not be gone on with once it is GBNF."""
+    match schema:
+        case {"pattern": str(pattern)} if (flaw := gbnf_flaw(pattern)) is not None:
+            raise BadRequest(f"the pattern {pattern!r} cannot be kept: {flaw}", param=param)
+        case dict():
+            for each in schema.values():
+                check_patterns(each, param)
+        case list():
+            for each in schema:
+                check_patterns(each, param)
 
 
 _IN_SLASHES = {"/": "\\/", "\n": "\\n", "\\\n": "\\n"}

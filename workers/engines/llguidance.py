@@ -18,6 +18,8 @@ MARK = "%llguidance {}\n"
 
 _EOS = b"\xff<eos>"
 _ROOM = 1024
+_STDERR_LEVEL = 12
+"""Where the low byte of `LlgConstraintInit.log_stderr_level` is."""
 _MESSAGE_BYTES = 1024
 _LISTING = re.compile(r"\n +\d+ \| ")
 
@@ -67,6 +69,7 @@ class Llguidance:
         self.is_there = bool(tokenizer)
         if tokenizer:
             library.llg_constraint_init_set_defaults(self.init, tokenizer)
+            self.init[_STDERR_LEVEL] = 0
 
     def error(self, grammar: str) -> str | None:
         """What is wrong with a grammar, in one line; None if nothing is, and an answer can begin."""
