@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut
-from headrace.api.wire.format import Format
+from headrace.api.wire.format import Format, status_of
 from headrace.broker import errors, keys, metrics
 from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
@@ -111,7 +111,8 @@ class Reply(Response):
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
         """The error in place of the response, with its own status."""
         self.outcome = error.code
-        await self._send_whole(send, error.status, self.subject.form.error_body(error), retry_after(error))
+        form = self.subject.form
+        await self._send_whole(send, status_of(form, error), form.error_body(error), retry_after(error))
 
     async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._send_start(
@@ -212,7 +213,7 @@ class StreamReply(Reply):
             entries = await self.reader.read()
             held += entries
             if not entries:
-                await self._write_heartbeat(send)
+                held = await self._write_heartbeat(send, held)
             elif self._has_headers or any(map(_is_begun, entries)):
                 if await self._write_entries(send, held):
                     return
@@ -223,6 +224,18 @@ class StreamReply(Reply):
         ended = end_of(entries[-1])
         if ended and not self._has_headers and not any(map(_is_started, entries)):
             raise_failure(ended)
+        frames = self._frames(entries)
+        if ended:
+            frames.append(self.subject.form.terminator)
+            self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
+        if self._is_past_cut and (frames or not self._has_headers):
+            await self._write(send, b"".join(frames), is_last=ended is not None)
+            lag_s = time.time() - (self._enqueued_ms + entries[-1].at_ms) / 1000
+            metrics.RELAY_LAG.observe(max(0.0, lag_s))
+        return ended is not None
+
+    def _frames(self, entries: list[ReadEntry]) -> list[bytes]:
+        """Fold entries; the frames that the client has not."""
         form, frames = self.subject.form, []
         for entry in entries:
             self._note(entry)
@@ -230,14 +243,7 @@ class StreamReply(Reply):
             for index in range(self._first_new_frame(entry, len(payloads)), len(payloads)):
                 suffix = "" if index == len(payloads) - 1 else f".{index + 1}"
                 frames.append(form.frame(f"{self.subject.job_id}.{entry.id}{suffix}", payloads[index]))
-        if ended:
-            frames.append(form.terminator)
-            self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
-        if self._is_past_cut and (frames or not self._has_headers):
-            await self._write(send, b"".join(frames), is_last=ended is not None)
-            lag_s = time.time() - (self._enqueued_ms + entries[-1].at_ms) / 1000
-            metrics.RELAY_LAG.observe(max(0.0, lag_s))
-        return ended is not None
+        return frames
 
     def _first_new_frame(self, entry: ReadEntry, count: int) -> int:
         """How many of an entry's `count` frames the client has; raises LogLost if its position is none of this log."""
@@ -260,11 +266,19 @@ class StreamReply(Reply):
         elif not self._is_claimed:
             self._is_claimed = isinstance(first, Claimed)
 
-    async def _write_heartbeat(self, send: Send) -> None:
-        """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
+    async def _write_heartbeat(self, send: Send, held: list[ReadEntry]) -> list[ReadEntry]:
+        """A heartbeat if one is due; answers the entries that are still held.
+
+        It brings the headers with it if they have waited long enough, and what was held with them: a format whose first
+        frame is an early one, so that its client knows where to come back to.
+        """
         is_due = time.monotonic() >= self._beat_at if self._has_headers else self._are_headers_due
-        if is_due:
-            await self._write(send, self.subject.form.heartbeat(await self._waiting_note(), self.subject.view))
+        if not is_due:
+            return held
+        frames = self._frames(held)
+        note = self.subject.form.heartbeat(await self._waiting_note(), self.subject.view)
+        await self._write(send, b"".join((*frames, note)))
+        return []
 
     async def _waiting_note(self) -> str:
         if self._is_claimed:
