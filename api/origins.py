@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
@@ -24,8 +22,8 @@ def is_welcome(request: HTTPConnection, origins: list[str]) -> bool:
         return False
     if "*" in origins or given[0] in origins:
         return True
-    host = request.headers.get("host", "").lower()
-    return bool(host) and urlsplit(given[0]).netloc.lower() == host
+    _, _, of_page = given[0].partition("://")
+    return bool(of_page) and of_page.lower() == request.headers.get("host", "").lower()
 
 
 def allow(app: FastAPI, origins: list[str]) -> None:

@@ -101,6 +101,11 @@ class PodWebSocket(WebSocketsSansIOProtocol):
         if not self.close_sent:  # it was a handshake
             Connection(self.transport.abort).enter(self.scope)
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # refused; uvicorn would call it an error of the application
+
     def shutdown(self) -> None:
         if self.close_sent or not self.handshake_complete:
             super().shutdown()

@@ -30,6 +30,7 @@ from headrace.broker.messages import (
 )
 from headrace.broker.settings import ApiSettings
 
+_NULL = msgspec.Raw(b"null")
 _RANGES: tuple[Range, ...] = (
     ("max_tokens", 1, INT64_MAX),
     ("temperature", 0, 2),
@@ -47,7 +48,7 @@ class PlainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The fields of this format, which is ours: an unknown one is an error. `model` None is the first one."""
 
     prompt: str | None = None
-    messages: msgspec.Raw | None = None
+    messages: msgspec.Raw = _NULL
     model: str | None = None
     stream: bool | None = None
     max_tokens: int | None = None
@@ -127,7 +128,7 @@ class PlainLines(Plain):
 
 
 def _prompt(request: PlainRequest, limits: ApiSettings) -> Chat:
-    if request.messages is not None and bytes(request.messages) != b"null":
+    if bytes(request.messages) != b"null":
         if request.prompt is not None:
             raise BadRequest("Either prompt or messages, not both.", param="prompt")
         return turns.chat(request.messages, limits)

@@ -126,9 +126,9 @@ class TGI:
             "seed": asked.seed,
             "top_n_tokens": asked.top_n_tokens,
             "prompt": request.inputs if asked.return_full_text else None,
-            "is_list": self._mode == "body",
+            "is_list": True if self._mode == "body" else None,
         }
-        return {name: value for name, value in options.items() if value}
+        return {name: value for name, value in options.items() if value is not None}
 
     def fold(self, job_id: str, view: View) -> TGIFold:
         return TGIFold(view)

@@ -75,14 +75,13 @@ def _logs(draw: st.DrawFn) -> tuple[Log, str, str]:
     end = draw(st.sampled_from(["stop", "length", "word"]))
     rows.append(Finished(0, "length" if end == "length" else "stop", "X" if end == "word" else None))
     rows.append(ended(len(texts)))
-    log: list[AnyEvent | list[AnyEvent]] = []
+    packed: list[list[AnyEvent]] = [[]]
     for row in rows:
-        if log and draw(st.booleans()):
-            before = log.pop()
-            log.append([*(before if isinstance(before, list) else [before]), row])
-        else:
-            log.append(row)
-    return tuple(log), "".join(texts), end
+        packed[-1].append(row)
+        if draw(st.booleans()):
+            packed.append([])
+    log: Log = tuple(entry for entry in packed if entry)
+    return log, "".join(texts), end
 
 
 @formats
