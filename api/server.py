@@ -26,6 +26,31 @@ _handshakes = logging.getLogger(f"{__name__}.handshakes")
 _handshakes.setLevel(logging.WARNING)
 
 
+class PodConnection(Connection):
+    """A connection of uvicorn's; `cycle` is uvicorn's word for a request and its response."""
+
+    def __init__(self, protocol: PodProtocol) -> None:
+        super().__init__()
+        self._protocol: Any = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_tell_lost(self) -> bool:
+        cycle = self._protocol.cycle
+        if cycle.more_body or cycle.disconnected:
+            return False
+        self._protocol.flow.resume_reading()  # a transport that does not read does not see its end either
+        return True
+
+    def can_write_chunk(self) -> bool:
+        cycle = self._protocol.cycle
+        return cycle.chunked_encoding and not self._protocol.flow.write_paused and not cycle.disconnected
+
+    def write_chunk(self, data: bytes) -> None:
+        self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class PodProtocol(HttpToolsProtocol):
     """HTTP as uvicorn reads it, and what it leaves open: half-closed connections, heads without end, unread bodies."""
 
@@ -58,11 +83,17 @@ class PodProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
-        Connection(self.transport.abort).enter(self.scope)
+        PodConnection(self).enter(self.scope)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            Connection.of(cycle.scope).lose()
 
     def on_response_complete(self) -> None:
         """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""
@@ -84,6 +115,28 @@ class PodProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class SocketConnection(Connection):
+    """A WebSocket of uvicorn's. What is written are lines; each is a message."""
+
+    def __init__(self, protocol: PodWebSocket) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_write_chunk(self) -> bool:
+        protocol = self._protocol
+        return protocol.writable.is_set() and not protocol.close_sent and not protocol.transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        conn = self._protocol.conn
+        for line in data.split(b"\n"):
+            if line:
+                conn.send_text(line)
+        self._protocol.transport.write(b"".join(conn.data_to_send()))
+
+
 class PodWebSocket(WebSocketsSansIOProtocol):
     """A WebSocket as uvicorn carries it, but one that a pod which ends lets go on, like any other stream.
 
@@ -99,7 +152,7 @@ class PodWebSocket(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Any) -> None:
         super().handle_connect(event)
         if not self.close_sent:  # it was a handshake
-            Connection(self.transport.abort).enter(self.scope)
+            SocketConnection(self).enter(self.scope)
 
     async def send(self, message: Any) -> None:
         await super().send(message)

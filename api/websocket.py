@@ -52,6 +52,25 @@ _first_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _order_decoder = msgspec.json.Decoder(Order)
 
 
+class _Carrier(Connection):
+    """The connection under a stream. One that a pod ends because it ends itself is not cut: it gets a close frame."""
+
+    def __init__(self, pod: Pod, under: Connection) -> None:
+        super().__init__()
+        self._pod = pod
+        self._under = under
+
+    def abort(self) -> None:
+        if not self._pod.is_draining:
+            self._under.abort()
+
+    def can_write_chunk(self) -> bool:
+        return self._under.can_write_chunk()
+
+    def write_chunk(self, data: bytes) -> None:
+        self._under.write_chunk(data)
+
+
 class Conversation:
     """One connection: one request, and its answer."""
 
@@ -110,7 +129,7 @@ class Conversation:
         self._job_id = place.subject.job_id
         reply = place.stream
         scope = {**self._socket.scope}
-        Connection(self._cut).enter(scope)
+        _Carrier(self._pod, Connection.of(scope)).enter(scope)
         await reply(scope, self._receive, self._send)
         await self._close(self._end(reply))
 
@@ -202,11 +221,6 @@ class Conversation:
         if reply.outcome == "ok" or self._is_stopped:
             return DONE
         return _code(errors.from_failure(reply.outcome))
-
-    def _cut(self) -> None:
-        """End the connection at once; one that a pod ends because it ends itself has its close frame, see `_end`."""
-        if not self._pod.is_draining:
-            Connection.of(self._socket.scope).abort()
 
     async def _close(self, code: int) -> None:
         with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # it is closed already
