@@ -78,7 +78,7 @@ async def admit(pod: Pod, request: HTTPConnection, form: Format, body: bytes, ke
     """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
     idempotency_key = requests.idempotency_key(request)
     parsed = form.parse(body, pod.settings.api)
-    model = model_of(pod, request, parsed.job.model)
+    model = chosen(pod, request, parsed.job.model)
     parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
@@ -195,10 +195,14 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def model_of(pod: Pod, request: HTTPConnection, name: str) -> Model:
-    """The model of a name; only formats that need not name one leave it empty: `?model=` says it then, or it is the
-    first one. Raises ModelNotFound."""
-    name = name or request.query_params.get("model") or pod.settings.models[0].name
+def chosen(pod: Pod, request: HTTPConnection, name: str) -> Model:
+    """The model that a request means. Only formats that need not name one leave `name` empty: `?model=` says it then,
+    or it is the first one."""
+    return model_of(pod, name or request.query_params.get("model") or pod.settings.models[0].name)
+
+
+def model_of(pod: Pod, name: str) -> Model:
+    """The configured model of a name; raises ModelNotFound."""
     for model in pod.settings.models:
         if model.name == name:
             return model

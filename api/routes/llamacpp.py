@@ -75,7 +75,7 @@ def router(pod: Pod) -> APIRouter:
 async def _replicas(pod: Pod, request: Request) -> tuple[Model, list[dict[str, str]]]:
     """The model that a request means, and its replicas that are ready."""
     submit.caller_of(pod, request)
-    model = submit.model_of(pod, request, "")
+    model = submit.chosen(pod, request, "")
     try:
         found = await pod.broker.listing("replicas")
     except BrokerDown as error:

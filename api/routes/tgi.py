@@ -34,7 +34,7 @@ def router(pod: Pod) -> APIRouter:
     @routes.get("/info")
     async def info(request: Request) -> Response:
         submit.caller_of(pod, request)
-        model, limits = submit.model_of(pod, request, ""), pod.settings.api
+        model, limits = submit.chosen(pod, request, ""), pod.settings.api
         return as_json(
             {
                 "model_id": model.name,
