@@ -71,6 +71,20 @@ class _Carrier(Connection):
         self._under.write_chunk(data)
 
 
+class _Waiting:
+    """A client that has not asked anything yet: a pod that ends does not wait for it."""
+
+    is_writing = False
+
+    def __init__(self, pod: Pod, message: asyncio.Future[Message]) -> None:
+        self._pod = pod
+        self.message = message
+
+    def beat(self, now: float) -> None:
+        if self._pod.is_draining:
+            self.message.cancel()
+
+
 class Conversation:
     """One connection: one request, and its answer."""
 
@@ -135,11 +149,15 @@ class Conversation:
 
     async def _first(self) -> bytes:
         limit_s = self._pod.settings.api.body_timeout_s
+        waiting = _Waiting(self._pod, asyncio.ensure_future(self._socket.receive()))
+        self._pod.beats.add(waiting)
         try:
             async with asyncio.timeout(limit_s):
-                message = await self._socket.receive()
+                message = await waiting.message
         except TimeoutError as error:
             raise BodyTimeout(f"the first message did not arrive within {limit_s:g} s") from error
+        finally:
+            self._pod.beats.remove(waiting)
         if message["type"] == "websocket.disconnect":
             raise ClientGone
         return _bytes_of(message)
@@ -159,6 +177,8 @@ class Conversation:
             raise BadRequest("A WebSocket always streams.", param="stream")
         try:
             if "resume" in fields:
+                if len(fields) > 1:
+                    raise BadRequest("resume stands alone: the request is known already.", param="resume")
                 cut = requests.position(_text(fields["resume"]), shards)
                 return await submit.attach(self._pod, self._asked, cut.job_id, self._form, cut)
             return await submit.admit(self._pod, self._asked, self._form, sse.encode(fields), self._key)

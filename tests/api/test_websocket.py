@@ -94,6 +94,14 @@ async def test_resume_on_another_pod_at_any_object(deploy: Deploy, redis_client:
     assert jobs(redis_client) == 1
 
 
+async def test_resume_stands_alone(deploy: Deploy) -> None:
+    up = await deploy()
+    async with talk(up) as ws:
+        await ws.say(resume="0" * 32 + ".1-1", prompt="hi")
+        assert await ws.end() == 1008
+    assert ws.said[0]["error"]["param"] == "resume"
+
+
 async def test_stop_cancels(deploy: Deploy) -> None:
     up = await deploy(SLOW)
     async with talk(up) as ws:
@@ -125,7 +133,7 @@ SILENT = {"slots": 1, "prefill_tokens_per_s": 0.01}
 async def test_d7_a_client_that_leaves_a_silent_worker_stops_it(
     deploy: Deploy, how: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    up = await deploy(SILENT, api={"grace_s": 0, "headers_after_ms": 50})
+    up = await deploy(SILENT, api={"grace_s": 0, "headers_after_ms": 10_000})  # no write would find out
     async with talk(up) as ws:
         await ws.say(prompt="hi")
         await eventually(lambda: up.recorded.told)
@@ -222,7 +230,7 @@ async def test_the_members_that_stand_in_for_headers_are_read_as_strictly(deploy
         ("resume", 5),
     ):
         async with talk(up) as ws:
-            await ws.say(prompt="hi", **{member: value})
+            await ws.say(**{"prompt": "hi", member: value} if member != "resume" else {member: value})
             assert await ws.end() == 1008
         assert ws.said[0]["error"]["param"] == member
 
@@ -360,6 +368,15 @@ async def test_f5_a_pod_that_ends_closes_with_1001_and_the_client_goes_on_elsewh
         assert await again.end() == 1000
     assert ws.text + again.text == oracle_text("hi", 60)
     assert len(ws.said) > 10  # it went on for the drain time
+
+
+async def test_f5_a_pod_that_ends_does_not_wait_for_a_first_message(deploy: Deploy) -> None:
+    up = await deploy(api={"drain_s": 20.0, "heartbeat_s": 0.2})
+    async with talk(up) as ws:
+        await eventually(lambda: up.state().beats)
+        up.state().drain()
+        assert await ws.end() == 1001
+    assert ws.said == []
 
 
 async def test_f5_a_pod_that_ends_takes_no_new_one(deploy: Deploy) -> None:
