@@ -140,6 +140,20 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     """How many prompt tokens one step takes; small keeps a cancel during prefill quick on CPUs."""
 
 
+class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call in a script; arguments that are text are emitted as they stand, be they JSON or not."""
+
+    name: str
+    arguments: str | dict[str, Any] = {}
+
+
+class ScriptedPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a script says besides text; one of the two."""
+
+    reasoning: str | None = None
+    tool_call: ScriptedCall | None = None
+
+
 class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripted"):
     """The deterministic engine: for load tests, demos and tests."""
 
@@ -149,10 +163,13 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """0 is at once."""
     context_tokens: int = 131_072
     startup_s: float = 0.0
-    script: list[str | list[int]] = []
-    """Emit these tokens in place of the oracle's: text, or a list of byte values; `<|im_end|>` is a special token."""
+    script: list[str | list[int] | ScriptedPart] = []
+    """Emit these tokens in place of the oracle's: text, or a list of byte values; `<|im_end|>` is a special token.
+    `{reasoning: ...}` and `{tool_call: {name: ..., arguments: ...}}` are said as such."""
     script_end: str = "eos"
     """How `script` ends: `eos`, `limit`, or `error`."""
+    dimensions: int = 64
+    """Of its embeddings."""
 
 
 Model = LlamacppModel | ScriptedModel
@@ -283,6 +300,11 @@ def _check(file: Path, settings: Settings) -> None:
             refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
         if isinstance(model, ScriptedModel) and model.script_end not in ("eos", "limit", "error"):
             refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
+        for place, part in enumerate(model.script if isinstance(model, ScriptedModel) else []):
+            if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
+                refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
+        if isinstance(model, ScriptedModel) and not 1 <= model.dimensions <= 65536:
+            refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
     if not 0 < settings.api.port < 65536:
