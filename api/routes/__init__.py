@@ -7,6 +7,13 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import openai, operations, streams
+from headrace.api.routes import llamacpp, openai, operations, plain, streams, tgi
 
-ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (openai.router, streams.router, operations.router)
+ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
+    openai.router,
+    llamacpp.router,
+    tgi.router,
+    plain.router,
+    streams.router,
+    operations.router,
+)
