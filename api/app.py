@@ -57,10 +57,10 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
-    body = wire.of_path(request.url.path).error_body(error)
     headers = dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
-        headers["x-request-id"] = job_id
+        headers["x-request-id"] = error.job_id = job_id
+    body = wire.of_path(request.url.path).error_body(error)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):

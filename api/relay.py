@@ -110,7 +110,7 @@ class Reply(Response):
 
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
         """The error in place of the response, with its own status."""
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         await self._send_whole(send, error.status, self.subject.form.error_body(error), retry_after(error))
 
     async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
@@ -291,7 +291,7 @@ class StreamReply(Reply):
         self._beat_at = time.monotonic() + pod.settings.api.heartbeat_s - pod.beat_s
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         if not self._has_headers:
             await self._refuse(send, error)
             return

@@ -7,6 +7,11 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import openai, operations, streams
+from headrace.api.routes import anthropic, openai, operations, streams
 
-ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (openai.router, streams.router, operations.router)
+ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
+    openai.router,
+    anthropic.router,
+    streams.router,
+    operations.router,
+)

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from headrace.api.wire.anthropic_messages import AnthropicCountTokens, AnthropicMessages
 from headrace.api.wire.format import Format
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
 
-BY_NAME: dict[str, Format] = {each.name: each for each in (OpenAIChat(), OpenAICompletions())}
+BY_NAME: dict[str, Format] = {
+    each.name: each
+    for each in (
+        OpenAIChat(),
+        OpenAICompletions(),
+        AnthropicMessages(),
+        AnthropicCountTokens(),
+    )
+}
 
-_FAMILIES: dict[str, str] = {"/": "openai.chat"}
+_FAMILIES: dict[str, str] = {
+    "/": "openai.chat",
+    "/v1/messages": "anthropic.messages",
+}
 """Which format says the errors of the addresses that begin so; the longest beginning decides."""
 
 
