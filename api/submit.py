@@ -51,12 +51,12 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     idempotency_key = requests.idempotency_key(request)
     body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
-    model = _model(pod, parsed.job.model)
+    model = model_of(pod, parsed.job.model)
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
     grace_ms = requests.grace_ms(request, default_ms=default_ms)
-    job, view = _job(pod, request, form, parsed, key)
+    job, view = _job(pod, request, form, parsed, model.name, key)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
         job = structs.replace(job, id=job_id)
@@ -158,15 +158,16 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def _model(pod: Pod, name: str) -> Model:
+def model_of(pod: Pod, name: str) -> Model:
+    """The model of that name; the tag `latest` says nothing, in a name that is asked for or in one that is served."""
     for model in pod.settings.models:
-        if model.name == name:
+        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
             return model
-    raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+    raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
-def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
-    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
+def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, model: str, key: KeySettings) -> tuple[Job, View]:
+    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards), model=model)
     view = View(
         key.owner,
         job.model,

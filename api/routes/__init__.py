@@ -7,11 +7,13 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import anthropic, openai, operations, streams
+from headrace.api.routes import anthropic, ollama, ollama_models, openai, operations, streams
 
 ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
     openai.router,
     anthropic.router,
+    ollama.router,
+    ollama_models.router,
     streams.router,
     operations.router,
 )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from headrace.api.wire.anthropic_messages import AnthropicCountTokens, AnthropicMessages
 from headrace.api.wire.format import Format
+from headrace.api.wire.ollama_chat import OllamaChat
+from headrace.api.wire.ollama_embed import OllamaEmbed, OllamaEmbeddings
+from headrace.api.wire.ollama_generate import OllamaGenerate
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
 
@@ -14,12 +17,17 @@ BY_NAME: dict[str, Format] = {
         OpenAICompletions(),
         AnthropicMessages(),
         AnthropicCountTokens(),
+        OllamaChat(),
+        OllamaGenerate(),
+        OllamaEmbed(),
+        OllamaEmbeddings(),
     )
 }
 
 _FAMILIES: dict[str, str] = {
     "/": "openai.chat",
     "/v1/messages": "anthropic.messages",
+    "/api/": "ollama.chat",
 }
 """Which format says the errors of the addresses that begin so; the longest beginning decides."""
 
