@@ -13,7 +13,7 @@ from headrace.api.wire.anthropic import AnthropicWire, envelope, error_of
 from headrace.api.wire.anthropic_fold import MessagesFold, MessagesWhole
 from headrace.api.wire.anthropic_prompt import Block, Turn, prompt
 from headrace.api.wire.format import Parsed
-from headrace.broker.errors import BadRequest
+from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import (
     Chat,
     Ended,
@@ -176,7 +176,7 @@ class CountWhole:
     """A count; see `format.Whole`."""
 
     def __init__(self) -> None:
-        self._tokens = 0
+        self._tokens: int | None = None
 
     def feed(self, entry: ReadEntry) -> None:
         for event in entry.events:
@@ -184,6 +184,8 @@ class CountWhole:
                 self._tokens = event.data["tokens"]
 
     def body(self) -> bytes:
+        if self._tokens is None:
+            raise EngineFailed("the tokens were not counted")
         return sse.encode({"input_tokens": self._tokens})
 
 
@@ -199,7 +201,10 @@ class CountFold:
         end = entry.events[-1] if entry.events else None
         if not isinstance(end, Ended):
             return []
-        return [self._whole.body() if end.status == "done" else envelope(error_of(end, self._job_id))]
+        try:
+            return [self._whole.body() if end.status == "done" else envelope(error_of(end, self._job_id))]
+        except EngineFailed as error:
+            return [envelope(error)]
 
 
 def _job(request: CountRequest, limits: ApiSettings, **fields: Any) -> Job:

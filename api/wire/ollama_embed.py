@@ -14,7 +14,7 @@ from headrace.api.wire.format import Parsed
 from headrace.api.wire.ollama import Load, OllamaWire, envelope, error_of, is_unload, metrics
 from headrace.api.wire.ollama_fold import model_of
 from headrace.api.wire.ollama_request import Options, check_model, check_options
-from headrace.broker.errors import BadRequest
+from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import Batch, Ended, Job, ReadEntry, Result, Text, View
 from headrace.broker.settings import ApiSettings
 
@@ -98,20 +98,25 @@ class EmbedWhole:
 
     def __init__(self, view: View) -> None:
         self.view = view
-        self.vectors: list[list[float]] = []
+        self._vectors: list[list[float]] | None = None
         self._end: tuple[Ended, int] = (Ended("done"), 0)
 
     def feed(self, entry: ReadEntry) -> None:
         for event in entry.events:
             match event:
                 case Result():
-                    self.vectors = [_floats(each) for each in event.data["embeddings"]]
+                    self._vectors = [_floats(each) for each in event.data["embeddings"]]
                 case Ended():
                     self._end = (event, entry.at_ms)
 
+    def vectors(self) -> list[list[float]]:
+        if self._vectors is None:
+            raise EngineFailed("there are no embeddings")
+        return self._vectors
+
     def body(self) -> bytes:
         dimensions = self.view.options.get("dimensions")
-        embeddings = [_unit(vector[:dimensions]) for vector in self.vectors]
+        embeddings = [_unit(vector[:dimensions]) for vector in self.vectors()]
         event, at_ms = self._end
         measured = metrics(event.usage, event.timings, at_ms)
         shown = {name: measured[name] for name in ("total_duration", "load_duration", "prompt_eval_count")}
@@ -122,7 +127,7 @@ class EmbeddingsWhole(EmbedWhole):
     """One embedding."""
 
     def body(self) -> bytes:
-        return sse.encode({"embedding": self.vectors[0] if self.vectors else []})
+        return sse.encode({"embedding": self.vectors()[0]})
 
 
 class EmbedFold:
@@ -136,7 +141,10 @@ class EmbedFold:
         end = entry.events[-1] if entry.events else None
         if not isinstance(end, Ended):
             return []
-        return [self._whole.body() if end.status == "done" else envelope(error_of(end))]
+        try:
+            return [self._whole.body() if end.status == "done" else envelope(error_of(end))]
+        except EngineFailed as error:
+            return [envelope(error)]
 
 
 def _check(request: EmbedRequest | EmbeddingsRequest) -> None:
