@@ -52,11 +52,12 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
     model = model_of(pod, parsed.job.model)
+    parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
     grace_ms = requests.grace_ms(request, default_ms=default_ms)
-    job, view = _job(pod, request, form, parsed, model.name, key)
+    job, view = _job(pod, request, form, parsed, key)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
         job = structs.replace(job, id=job_id)
@@ -159,15 +160,15 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
 
 
 def model_of(pod: Pod, name: str) -> Model:
-    """The model of that name; the tag `latest` says nothing, in a name that is asked for or in one that is served."""
+    """The configured model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
     for model in pod.settings.models:
         if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
             return model
     raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
-def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, model: str, key: KeySettings) -> tuple[Job, View]:
-    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards), model=model)
+def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
+    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
     view = View(
         key.owner,
         job.model,

@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from headrace.api import submit
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply
 from headrace.api.wire import BY_NAME
 
 
@@ -17,11 +16,11 @@ def router(pod: Pod) -> APIRouter:
     routes = APIRouter(prefix="/v1/messages")
 
     @routes.post("", response_class=Response)
-    async def messages(request: Request) -> Reply:
+    async def messages(request: Request) -> Response:
         return await submit.generate(pod, request, BY_NAME["anthropic.messages"])
 
     @routes.post("/count_tokens", response_class=Response)
-    async def count_tokens(request: Request) -> Reply:
+    async def count_tokens(request: Request) -> Response:
         return await submit.generate(pod, request, BY_NAME["anthropic.count_tokens"])
 
     return routes

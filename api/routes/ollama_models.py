@@ -32,6 +32,9 @@ _STARTED = stamp(round(time.time() * 1000))
 _FOR_EVER = timedelta(days=365 * 100)
 _CHANGES = ("/pull", "/push", "/create", "/copy")
 
+_CAPABILITIES = {"tools": "tools", "thinking": "reasoning", "insert": "fim", "embedding": "embeddings"}
+"""Ollama's words, and those of a replica."""
+
 Replicas = Mapping[str, Mapping[str, str]]
 
 
@@ -63,14 +66,14 @@ def router(pod: Pod) -> APIRouter:
     async def tags(request: Request) -> Response:
         submit.caller_of(pod, request)
         replicas = await pod.broker.listing("replicas")
-        return as_json({"models": [_listed(model, replicas) for model in pod.settings.models]})
+        return as_json({"models": [_listed(_known(model, replicas)) for model in pod.settings.models]})
 
     @routes.get("/api/ps")
     async def running(request: Request) -> Response:
         submit.caller_of(pod, request)
         replicas = await pod.broker.listing("replicas")
-        loaded = [model for model in pod.settings.models if _about(model, replicas).get("state") == "ready"]
-        return as_json({"models": [_running(model, replicas) for model in loaded]})
+        known = [_known(model, replicas) for model in pod.settings.models]
+        return as_json({"models": [_running(each) for each in known if each.about.get("state") == "ready"]})
 
     @routes.post("/api/show")
     async def show(request: Request) -> Response:
@@ -79,7 +82,7 @@ def router(pod: Pod) -> APIRouter:
         if not (name := asked.model or asked.name):
             raise BadRequest("model is required.", param="model")
         model = submit.model_of(pod, name)
-        return as_json(_shown(model, _about(model, await pod.broker.listing("replicas"))))
+        return as_json(_shown(_known(model, await pod.broker.listing("replicas"))))
 
     async def refuse(request: Request) -> Response:
         submit.caller_of(pod, request)
@@ -92,88 +95,105 @@ def router(pod: Pod) -> APIRouter:
     return routes
 
 
-def _about(model: Model, replicas: Replicas) -> dict[str, Any]:
-    """What the replicas of a model say of it, those that are ready first; details may stand by themselves as JSON."""
+class Known(Struct, frozen=True):
+    """A model, and what its replicas say: `about` of themselves, `details` of the model; either may be empty."""
+
+    model: Model
+    about: Mapping[str, str]
+    details: Mapping[str, Any]
+
+    @property
+    def context_tokens(self) -> int:
+        """Of one sequence."""
+        return _int(self.about.get("context_tokens")) or self.model.context_tokens
+
+
+def _known(model: Model, replicas: Replicas) -> Known:
+    """What is known of a model; replicas that are ready come first."""
     found = [about for about in replicas.values() if about.get("model") == model.name]
     found.sort(key=lambda about: about.get("state") != "ready")
-    said: dict[str, Any] = dict(found[0]) if found else {}
+    about = found[0] if found else {}
     try:
-        details = msgspec.json.decode(said.pop("details", "{}"))
+        details = msgspec.json.decode(about.get("details") or "{}")
     except msgspec.DecodeError:
         details = {}
-    return {**said, **details} if isinstance(details, dict) else said
+    return Known(model, about, details if isinstance(details, dict) else {})
 
 
 def _tagged(name: str) -> str:
     return name if ":" in name.rpartition("/")[2] else f"{name}:latest"
 
 
-def _named(model: Model, about: Mapping[str, Any]) -> dict[str, object]:
-    """Nobody here knows the digest of a model's files; clients need one, and that it stays."""
-    digest = hashlib.sha256(msgspec.json.encode(model)).hexdigest()
+def _named(known: Known) -> dict[str, object]:
+    """Clients need a digest that stays; where that of the model's file is not known, it is one of its settings."""
+    name = _tagged(known.model.name)
+    own = hashlib.sha256(msgspec.json.encode(known.model)).hexdigest()
     return {
-        "name": _tagged(model.name),
-        "model": _tagged(model.name),
-        "size": _int(about.get("size")),
-        "digest": digest,
-        "details": _details(about),
+        "name": name,
+        "model": name,
+        "size": _int(known.details.get("size_bytes")),
+        "digest": str(known.details.get("digest") or own),
+        "details": _details(known),
     }
 
 
-def _listed(model: Model, replicas: Replicas) -> dict[str, object]:
-    return {**_named(model, _about(model, replicas)), "modified_at": _STARTED}
+def _listed(known: Known) -> dict[str, object]:
+    return {**_named(known), "modified_at": _STARTED}
 
 
-def _running(model: Model, replicas: Replicas) -> dict[str, object]:
-    about = _about(model, replicas)
+def _running(known: Known) -> dict[str, object]:
     return {
-        **_named(model, about),
+        **_named(known),
         "expires_at": (datetime.now(UTC) + _FOR_EVER).isoformat(timespec="seconds"),
-        "size_vram": _int(about.get("size")) if model.gpus else 0,
-        "context_length": _context(model, about),
+        "size_vram": _int(known.details.get("size_bytes")) if known.model.gpus else 0,
+        "context_length": known.context_tokens,
     }
 
 
-def _shown(model: Model, about: Mapping[str, Any]) -> dict[str, object]:
-    family, context = str(about.get("family", "")), _context(model, about)
-    architecture = family or "unknown"
+def _shown(known: Known) -> dict[str, object]:
+    architecture = str(known.details.get("family") or "unknown")
     return {
         "license": "",
-        "modelfile": f"FROM {model.name}\n",
-        "parameters": f"num_ctx                        {context}",
-        "template": str(about.get("template", "")),
-        "details": _details(about),
+        "modelfile": f"FROM {known.model.name}\n",
+        "parameters": f"num_ctx                        {known.context_tokens}",
+        "template": str(known.details.get("chat_template", "")),
+        "details": _details(known),
         "model_info": {
             "general.architecture": architecture,
-            "general.basename": model.name,
-            f"{architecture}.context_length": context,
+            "general.basename": known.model.name,
+            "general.parameter_count": _int(known.details.get("parameters")),
+            f"{architecture}.context_length": _int(known.details.get("context_tokens")) or known.context_tokens,
         },
-        "capabilities": _capabilities(about),
+        "capabilities": _capabilities(known.about),
         "modified_at": _STARTED,
     }
 
 
-def _details(about: Mapping[str, Any]) -> dict[str, object]:
-    family = str(about.get("family", ""))
+def _details(known: Known) -> dict[str, object]:
+    family = str(known.details.get("family", ""))
     return {
         "parent_model": "",
-        "format": str(about.get("format", "gguf" if family else "")),
+        "format": str(known.details.get("format", "")),
         "family": family,
         "families": [family] if family else [],
-        "parameter_size": str(about.get("parameter_size", "")),
-        "quantization_level": str(about.get("quantization", "")),
+        "parameter_size": _short(_int(known.details.get("parameters"))),
+        "quantization_level": str(known.details.get("quantization", "")),
     }
 
 
-def _capabilities(about: Mapping[str, Any]) -> list[str]:
-    """In Ollama's words; a replica that says nothing can at least go on with a text."""
-    said = about.get("capabilities", [])
-    names = said.split(",") if isinstance(said, str) else list(said)
-    return [str(name).strip() for name in names if name] or ["completion"]
+def _short(parameters: int) -> str:
+    """Their number as Ollama says it: 494.03M, 7.6B."""
+    if parameters >= 1_000_000_000:
+        return f"{parameters / 1e9:.1f}B"
+    if parameters >= 1_000_000:
+        return f"{parameters / 1e6:.2f}M"
+    return f"{parameters / 1e3:.2f}K" if parameters else ""
 
 
-def _context(model: Model, about: Mapping[str, Any]) -> int:
-    return _int(about.get("context_tokens") or about.get("context_length")) or model.context_tokens
+def _capabilities(about: Mapping[str, str]) -> list[str]:
+    """In Ollama's words; what a replica does not say of itself it cannot."""
+    found = {name: _int(about.get(said)) for name, said in _CAPABILITIES.items()}
+    return ["completion", *(name for name, can in found.items() if can)]
 
 
 def _int(value: Any) -> int:

@@ -27,7 +27,7 @@ BY_NAME: dict[str, Format] = {
 _FAMILIES: dict[str, str] = {
     "/": "openai.chat",
     "/v1/messages": "anthropic.messages",
-    "/api/": "ollama.chat",
+    "/api": "ollama.chat",
 }
 """Which format says the errors of the addresses that begin so; the longest beginning decides."""
 

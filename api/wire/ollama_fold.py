@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.api.wire import sse
 from headrace.api.wire.ollama import envelope, error_of, metrics, now, stamp
-from headrace.api.wire.openai_fold import HeldLogprobs, shown_logprob
+from headrace.api.wire.openai_fold import shown_logprob
 from headrace.broker.messages import (
     Alternative,
     Delta,
@@ -54,6 +54,25 @@ class Calls:
         return shown
 
 
+class HeldLogprobs:
+    """Log-probabilities of steps that say nothing yet: they go out with what is said next, or at the end.
+
+    Those of a stop string never do.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[TokenLogprob] = []
+
+    def take(self, event: Delta | Finished) -> list[TokenLogprob]:
+        """What goes out with this event."""
+        if isinstance(event, Delta):
+            self._held += event.logprobs or []
+            if not event.text and not event.reasoning:
+                return []
+        held, self._held = self._held, []
+        return [] if isinstance(event, Finished) and event.stop is not None else held
+
+
 class OllamaFold:
     """A stream; see `format.Fold`. Times are the log's own, so that they are the same for every reader."""
 
@@ -62,7 +81,7 @@ class OllamaFold:
         self._view = view
         self._model = b'{"model":%b,"created_at":"' % sse.encode(model_of(view))
         self._enqueued_ms = 0
-        self._held = HeldLogprobs(view.n) if view.logprobs else None
+        self._held = HeldLogprobs() if view.logprobs else None
         self._calls = Calls()
         self._last_logprobs: list[TokenLogprob] = []
         self._finish = Finished(0, "stop")
@@ -85,13 +104,13 @@ class OllamaFold:
 
     def _add(self, event: Delta, at_ms: int) -> list[bytes]:
         self._calls.add(event)
-        logprobs = self._held.take(event) if self._held else []
+        logprobs = [_shown(token) for token in self._held.take(event)] if self._held else []
         frames = []
         if event.reasoning:
-            frames.append(self._chunk(at_ms, self._shape.said({"content": "", "thinking": event.reasoning})))
+            frames.append(self._chunk(at_ms, {"content": "", "thinking": event.reasoning}, logprobs))
+            logprobs = []
         if event.text and logprobs:
-            more = {**self._shape.said({"content": event.text}), "logprobs": [_shown(token) for token in logprobs]}
-            frames.append(self._chunk(at_ms, more))
+            frames.append(self._chunk(at_ms, {"content": event.text}, logprobs))
         elif event.text:
             before, after = self._shape.text
             head = b"%b%b" % (self._model, stamp(self._enqueued_ms + at_ms).encode())
@@ -102,17 +121,12 @@ class OllamaFold:
         self._finish = event
         self._last_logprobs += self._held.take(event) if self._held else []
         calls = self._calls.said()
-        return [self._chunk(at_ms, self._shape.said({"content": "", "tool_calls": calls}))] if calls else []
+        return [self._chunk(at_ms, {"content": "", "tool_calls": calls}, [])] if calls else []
 
-    def _chunk(self, at_ms: int, members: Mapping[str, object]) -> bytes:
-        return sse.encode(
-            {
-                "model": model_of(self._view),
-                "created_at": stamp(self._enqueued_ms + at_ms),
-                **members,
-                "done": False,
-            }
-        )
+    def _chunk(self, at_ms: int, content: Mapping[str, object], logprobs: list[dict[str, object]]) -> bytes:
+        head = {"model": model_of(self._view), "created_at": stamp(self._enqueued_ms + at_ms)}
+        more = {"logprobs": logprobs} if logprobs else {}
+        return sse.encode({**head, **self._shape.said(content), **more, "done": False})
 
     def _end(self, event: Ended, at_ms: int) -> bytes:
         said = self._shape.said({"content": ""})
@@ -130,7 +144,7 @@ class OllamaWhole:
         self._texts: list[str] = []
         self._thoughts: list[str] = []
         self._calls = Calls()
-        self._held = HeldLogprobs(view.n)
+        self._held = HeldLogprobs()
         self._logprobs: list[TokenLogprob] = []
         self._finish = Finished(0, "stop")
         self._end: tuple[Ended, int] = (Ended("done"), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -12,7 +13,16 @@ from tests.api.conftest import Deploy
 from tests.api.deployment import Answer, Deployment
 from tests.api.spoken import CHAT, GENERATE, HI, Spoken, ollama_error
 
-DETAILS = {"family": "qwen2", "parameter_size": "0.5B", "quantization": "Q8_0", "size": "500"}
+DETAILS = {
+    "format": "gguf",
+    "family": "qwen2",
+    "parameters": 494_032_768,
+    "quantization": "Q8_0",
+    "size_bytes": 500,
+    "context_tokens": 32_768,
+    "chat_template": "{{x}}",
+    "digest": "d" * 64,
+}
 
 
 async def get(up: Deployment, path: str) -> Any:
@@ -33,15 +43,15 @@ async def test_h13_what_there_is(deploy: Deploy) -> None:
     assert len(model["digest"]) == 64 and model["size"] == 0
     assert model["details"]["families"] == []
     assert (await get(up, "/api/ps"))["models"] == []
-    await says(up, **DETAILS)
+    await says(up, details=json.dumps(DETAILS))
     [model] = (await get(up, "/api/tags"))["models"]
-    assert model["size"] == 500
+    assert (model["size"], model["digest"]) == (500, "d" * 64)
     assert model["details"] == {
         "parent_model": "",
         "format": "gguf",
         "family": "qwen2",
         "families": ["qwen2"],
-        "parameter_size": "0.5B",
+        "parameter_size": "494.03M",
         "quantization_level": "Q8_0",
     }
     [running] = (await get(up, "/api/ps"))["models"]
@@ -55,14 +65,16 @@ async def test_h13_what_a_model_is(deploy: Deploy) -> None:
         shown = (await up.ask("POST", "/api/show", json=name)).json
         assert (shown["capabilities"], shown["template"]) == (["completion"], "")
         assert shown["model_info"]["unknown.context_length"] == 100
-    await says(up, details='{"family":"qwen2","template":"{{x}}","capabilities":["completion","tools"]}')
+    await says(up, details=json.dumps(DETAILS), tools="1", reasoning="0", fim="1", embeddings="64", context_tokens=50)
     shown = (await up.ask("POST", "/api/show", json={"model": "scripted"})).json
-    assert (shown["capabilities"], shown["template"]) == (["completion", "tools"], "{{x}}")
-    assert shown["model_info"]["qwen2.context_length"] == 100
-    await says(up, details="{broken", capabilities="completion, embedding", size="big", context_tokens=50)
-    shown = (await up.ask("POST", "/api/show", json={"model": "scripted"})).json
-    assert shown["capabilities"] == ["completion", "embedding"]
-    assert shown["model_info"]["unknown.context_length"] == 50
+    assert shown["capabilities"] == ["completion", "tools", "insert", "embedding"]
+    assert (shown["template"], shown["parameters"].split()) == ("{{x}}", ["num_ctx", "50"])
+    assert shown["model_info"]["qwen2.context_length"] == 32_768
+    assert shown["model_info"]["general.parameter_count"] == 494_032_768
+    for broken in ("{broken", "[1]", '{"parameters":"many","size_bytes":null}'):
+        await says(up, details=broken, tools="yes", fim="", embeddings=0)
+        shown = (await up.ask("POST", "/api/show", json={"model": "scripted"})).json
+        assert (shown["capabilities"], shown["details"]["parameter_size"]) == (["completion"], "")
     refusals: list[tuple[Any, int]] = [({"model": "nope"}, 404), ({}, 400), ({"model": 5}, 400), ([], 400)]
     for body, status in refusals:
         answer = await up.ask("POST", "/api/show", json=body)
