@@ -18,6 +18,8 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_FIELDS = {"response_format": "output_config.format", "think": "thinking"}
+"""What workers call otherwise than Anthropic does."""
 _TYPE = b'{"type":"'
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -27,9 +29,9 @@ def envelope(error: HeadraceError) -> bytes:
 
     The envelope has no place for the field's name, so the message says it.
     """
-    message = error.message
-    if error.param and error.param not in message:
-        message = f"{error.param}: {message}"
+    message, param = error.message, _FIELDS.get(error.param or "", error.param)
+    if param and param not in message:
+        message = f"{param}: {message}"
     return sse.encode(
         {"type": "error", "error": {"type": _type(error), "message": message}, "request_id": error.job_id}
     )

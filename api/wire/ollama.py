@@ -7,6 +7,7 @@ where to go on from if the connection breaks; clients pass over it.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from headrace.api.wire import sse
@@ -17,6 +18,10 @@ MEDIA_TYPE = "application/x-ndjson"
 
 _NS_PER_MS = 1_000_000
 _DURATION = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]+)?|(?:[0-9]+(?:\.[0-9]+)?(?:ns|us|µs|μs|ms|s|m|h))+)")
+
+
+Say = Callable[[HeadraceError], bytes]
+"""An error in a format's words."""
 
 
 class Load(Exception):
@@ -66,14 +71,6 @@ def metrics(usage: Usage | None, timings: Timings | None, at_ms: int) -> dict[st
     }
 
 
-def envelope(error: HeadraceError) -> bytes:
-    """An error as Ollama says it, in place of a response or as the last line; the message names the field."""
-    message = error.message
-    if error.param and error.param not in message:
-        message = f"{error.param}: {message}"
-    return sse.encode({"error": message})
-
-
 def error_of(end: Ended) -> HeadraceError:
     """What a job that did not finish ended with."""
     if end.error is None:
@@ -86,6 +83,8 @@ class OllamaWire:
 
     media_type: str = MEDIA_TYPE
     terminator: bytes = b""
+    fields: Mapping[str, str] = {"response_format": "format"}
+    """What workers call otherwise than Ollama does."""
 
     def frame(self, position: str, payload: bytes) -> bytes:
         if not position:
@@ -93,7 +92,11 @@ class OllamaWire:
         return b'{"id":"%b",%b\n' % (position.encode(), payload[1:])
 
     def error_frame(self, error: HeadraceError) -> bytes:
-        return envelope(error)
+        """Ollama has no place for a field's name, so the message says it."""
+        message, param = error.message, self.fields.get(error.param or "", error.param)
+        if param and param not in message:
+            message = f"{param}: {message}"
+        return sse.encode({"error": message})
 
     def error_body(self, error: HeadraceError) -> bytes:
-        return envelope(error)
+        return self.error_frame(error)

@@ -86,7 +86,7 @@ class OllamaChat(OllamaWire):
         return parsed(request, _prompt(request.messages, limits), limits, tools=tools)
 
     def fold(self, job_id: str, view: View) -> OllamaFold:
-        return OllamaFold(SHAPE, view)
+        return OllamaFold(SHAPE, view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> OllamaWhole:
         return OllamaWhole(SHAPE, view)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -11,7 +12,7 @@ from msgspec import Struct
 from headrace.api.body import decode
 from headrace.api.wire import sse
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.ollama import Load, OllamaWire, envelope, error_of, is_unload, metrics
+from headrace.api.wire.ollama import Load, OllamaWire, Say, error_of, is_unload, metrics
 from headrace.api.wire.ollama_fold import model_of
 from headrace.api.wire.ollama_request import Options, check_model, check_options
 from headrace.broker.errors import BadRequest, EngineFailed
@@ -65,7 +66,7 @@ class OllamaEmbed(OllamaWire):
         return Parsed(_job(request.model, inputs), stream=False, options=options)
 
     def fold(self, job_id: str, view: View) -> EmbedFold:
-        return EmbedFold(EmbedWhole(view))
+        return EmbedFold(EmbedWhole(view), self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbedWhole:
         return EmbedWhole(view)
@@ -78,6 +79,7 @@ class OllamaEmbeddings(OllamaEmbed):
     """The older route: one embedding, as the model gives it."""
 
     name: str = "ollama.embeddings"
+    fields: Mapping[str, str] = {"input": "prompt"}
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_embeddings, body, limits)
@@ -87,7 +89,7 @@ class OllamaEmbeddings(OllamaEmbed):
         return Parsed(_job(request.model, [request.prompt]), stream=False, options={"asked": request.model})
 
     def fold(self, job_id: str, view: View) -> EmbedFold:
-        return EmbedFold(EmbeddingsWhole(view))
+        return EmbedFold(EmbeddingsWhole(view), self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbeddingsWhole:
         return EmbeddingsWhole(view)
@@ -133,8 +135,9 @@ class EmbeddingsWhole(EmbedWhole):
 class EmbedFold:
     """Embeddings as a stream of one frame, for those who come back for them."""
 
-    def __init__(self, whole: EmbedWhole) -> None:
+    def __init__(self, whole: EmbedWhole, say: Say) -> None:
         self._whole = whole
+        self._say = say
 
     def feed(self, entry: ReadEntry) -> list[bytes]:
         self._whole.feed(entry)
@@ -142,9 +145,9 @@ class EmbedFold:
         if not isinstance(end, Ended):
             return []
         try:
-            return [self._whole.body() if end.status == "done" else envelope(error_of(end))]
+            return [self._whole.body() if end.status == "done" else self._say(error_of(end))]
         except EngineFailed as error:
-            return [envelope(error)]
+            return [self._say(error)]
 
 
 def _check(request: EmbedRequest | EmbeddingsRequest) -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.api.wire import sse
-from headrace.api.wire.ollama import envelope, error_of, metrics, now, stamp
+from headrace.api.wire.ollama import Say, error_of, metrics, now, stamp
 from headrace.api.wire.openai_fold import shown_logprob
 from headrace.broker.messages import (
     Alternative,
@@ -76,9 +76,10 @@ class HeldLogprobs:
 class OllamaFold:
     """A stream; see `format.Fold`. Times are the log's own, so that they are the same for every reader."""
 
-    def __init__(self, shape: Shape, view: View) -> None:
+    def __init__(self, shape: Shape, view: View, say: Say) -> None:
         self._shape = shape
         self._view = view
+        self._say = say
         self._model = b'{"model":%b,"created_at":"' % sse.encode(model_of(view))
         self._enqueued_ms = 0
         self._held = HeldLogprobs() if view.logprobs else None
@@ -99,7 +100,7 @@ class OllamaFold:
                 case Ended(status="done"):
                     frames.append(self._end(event, entry.at_ms))
                 case Ended():
-                    frames.append(envelope(error_of(event)))
+                    frames.append(self._say(error_of(event)))
         return frames
 
     def _add(self, event: Delta, at_ms: int) -> list[bytes]:

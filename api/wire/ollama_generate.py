@@ -41,6 +41,7 @@ class OllamaGenerate(OllamaWire):
     """Ollama's generate; see `format.Format`."""
 
     name: str = "ollama.generate"
+    fields: Mapping[str, str] = {**OllamaWire.fields, "messages": "prompt"}
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         """Raises also `Load`, for a request without a prompt."""
@@ -54,7 +55,7 @@ class OllamaGenerate(OllamaWire):
         return parsed(request, _prompt(request), limits, suffix=request.suffix or None)
 
     def fold(self, job_id: str, view: View) -> OllamaFold:
-        return OllamaFold(SHAPE, view)
+        return OllamaFold(SHAPE, view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> OllamaWhole:
         return OllamaWhole(SHAPE, view)

@@ -201,6 +201,21 @@ def test_the_type_of_an_error_of_the_pods_own() -> None:
     assert b'"type":"api_error"' in body and b'"request_id":null' in body
 
 
+@pytest.mark.parametrize(
+    ("param", "message"),
+    [
+        ("response_format", "output_config.format: no"),
+        ("think", "thinking: no"),
+        ("tools", "tools: no"),
+        (None, "no"),
+    ],
+)
+def test_fields_have_the_names_that_the_caller_knows(param: str | None, message: str) -> None:
+    end = Ended("failed", Failure("invalid_request", "no", param))
+    [frame] = _fold(end)
+    assert frame["error"]["message"] == message
+
+
 def test_a_count_is_one_object() -> None:
     log: Log = ([Started(9), Result({"tokens": 9})], Ended("done", usage=Usage(9, 0)))
     assert whole("anthropic.count_tokens", log) == {"input_tokens": 9}

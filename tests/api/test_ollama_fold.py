@@ -157,6 +157,22 @@ def test_a8_an_error_is_the_last_line(form: Spoken, end: Ended) -> None:
     assert not any(chunk["done"] for chunk in chunks)
 
 
+@pytest.mark.parametrize(
+    ("name", "param", "message"),
+    [
+        ("ollama.chat", "response_format", "format: no"),
+        ("ollama.chat", "messages", "messages: no"),
+        ("ollama.generate", "messages", "prompt: no"),
+        ("ollama.embed", "input", "input: no"),
+        ("ollama.embeddings", "input", "prompt: no"),
+        ("ollama.embeddings", None, "no"),
+    ],
+)
+def test_fields_have_the_names_that_the_caller_knows(name: str, param: str | None, message: str) -> None:
+    end = Ended("failed", Failure("invalid_request", "no", param))
+    assert streamed(name, (end,)) == [{"error": message}]
+
+
 @formats
 def test_a3_a_heartbeat_is_a_chunk_that_says_nothing(form: Spoken) -> None:
     beat = BY_NAME[form.name].heartbeat("queued,\n\n1 before", a_view(form.name))
