@@ -72,7 +72,10 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
         Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
     )
-    admitted = await pod.broker.admit(admission)
+    try:
+        admitted = await pod.broker.admit(admission)
+    except OverflowError as error:  # in a schema, say, where anything may stand
+        raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
         return await _join(pod, request, job.id, view)
     reader = pod.tail.open_admitted(job.id, admitted)

@@ -38,6 +38,7 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("temperature", 0, 1),
     ("top_p", 0, 1),
     ("top_k", 0, 2**31 - 1),
+    ("n", 1, 1),
 )
 _UNSUPPORTED = ("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "output_format")
 
@@ -119,6 +120,7 @@ class MessagesRequest(CountRequest, frozen=True, kw_only=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: str | None = None
+    n: int | None = None
 
 
 _messages = msgspec.json.Decoder(MessagesRequest)

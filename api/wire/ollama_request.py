@@ -88,6 +88,7 @@ class Request(Struct, frozen=True, kw_only=True):
     think: bool | str | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    n: int | None = None
 
 
 def check_model(model: str) -> None:
@@ -104,6 +105,8 @@ def is_load(request: Request) -> bool:
 def parsed(request: Request, prompt: Prompt, limits: ApiSettings, **fields: Any) -> Parsed:
     """Check the common fields and put them together with those of the route; raises BadRequest."""
     is_load(request)
+    if request.n not in (None, 1):
+        raise BadRequest("n other than 1 is not supported here.", param="n")
     options = request.options or Options()
     check_options(options)
     job = Job(

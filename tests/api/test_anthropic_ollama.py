@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from typing import Any
 
 import httpx
@@ -151,6 +152,28 @@ async def test_h4_bodies_that_mean_nothing(deploy: Deploy, form: Spoken) -> None
     assert "deeper" in await refused(up, form, 400, content=deep)
     assert up.recorded.told == []
     assert (await whole(up, form, foo={"deep": [1]}, limit=1)).tokens == 1
+
+
+@formats
+@pytest.mark.parametrize("number", ["1" * 25, "-" + "1" * 25, "1" * 5000, "1e400"], ids=["big", "low", "huge", "float"])
+async def test_h7_numbers_that_no_machine_holds(deploy: Deploy, form: Spoken, number: str) -> None:
+    up = await deploy()
+    schema = {"type": "object", "maximum": "here"}
+    fields: dict[str, Any] = {"format": schema}
+    if form is MESSAGES:
+        fields = {"tools": [{"name": "f", "input_schema": schema}]}
+    body = json.dumps(form.asking(**fields)).replace('"here"', number).encode()
+    assert await refused(up, form, 400, content=body)
+    assert up.recorded.told == [] and await up.is_idle()
+
+
+@formats
+@pytest.mark.parametrize("depth", [500, 3_000, 100_000])
+async def test_h7_deep_bodies(deploy: Deploy, form: Spoken, depth: int) -> None:
+    up = await deploy()
+    body = json.dumps(form.asking(tools="here")).replace('"here"', "[" * depth + "]" * depth).encode()
+    assert "deeper" in await refused(up, form, 400, content=body)
+    assert up.recorded.told == []
 
 
 @formats

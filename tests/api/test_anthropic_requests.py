@@ -160,6 +160,7 @@ def turns(*contents: Any) -> dict[str, Any]:
         ("stop_sequences", {"stop_sequences": [None]}),
         ("stop_sequences", {"stop_sequences": ["a", "b", "c"]}),
         ("stop_sequences", {"stop_sequences": ["abcdef"]}),
+        ("n", {"n": 2}),
         ("service_tier", {"service_tier": "priority"}),
         ("messages", {"messages": []}),
         ("messages", {"messages": [{"role": "user", "content": "x"}] * 9}),

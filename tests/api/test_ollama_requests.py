@@ -319,6 +319,7 @@ def test_options_that_cannot_be_honoured(route: str, name: str, value: Any) -> N
         ("top_logprobs", {"top_logprobs": 1}),
         ("top_logprobs", {"logprobs": True, "top_logprobs": 21}),
         ("stream", {"stream": "yes"}),
+        ("n", {"n": 2}),
         ("options", {"options": []}),
     ],
 )
