@@ -2,37 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
-from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import sse
 from headrace.api.wire.anthropic import AnthropicWire, envelope, error_of
 from headrace.api.wire.anthropic_fold import MessagesFold, MessagesWhole
-from headrace.api.wire.anthropic_prompt import Block, Turn, prompt
+from headrace.api.wire.anthropic_request import INT64_MAX, MessagesRequest, Request, job_of, stops_of, think_of
 from headrace.api.wire.format import Parsed
 from headrace.broker.errors import BadRequest, EngineFailed
-from headrace.broker.messages import (
-    Chat,
-    Ended,
-    Job,
-    JsonSchema,
-    ReadEntry,
-    Result,
-    Sampling,
-    Tool,
-    ToolChoice,
-    View,
-)
+from headrace.broker.messages import Ended, ReadEntry, Result, Sampling, View
 from headrace.broker.settings import ApiSettings
 
-INT64_MAX = 2**63 - 1
-MIN_THINKING_TOKENS = 1024
-
-_CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-_THINK = {"enabled": True, "disabled": False, "adaptive": None}
 _RANGES: tuple[tuple[str, float, float], ...] = (
     ("max_tokens", 1, INT64_MAX),
     ("temperature", 0, 1),
@@ -40,91 +21,8 @@ _RANGES: tuple[tuple[str, float, float], ...] = (
     ("top_k", 0, 2**31 - 1),
     ("n", 1, 1),
 )
-_UNSUPPORTED = ("container", "context_management", "diagnostics", "inference_geo", "mcp_servers", "output_format")
-
-
-class ToolParam(Struct, frozen=True):
-    """A tool; those that run at Anthropic have a type of their own and no schema."""
-
-    type: str | None = None
-    name: str | None = None
-    description: str | None = None
-    input_schema: dict[str, Any] | None = None
-    strict: bool | None = None
-    defer_loading: bool | None = None
-    input_examples: list[Any] | None = None
-    allowed_callers: list[str] | None = None
-
-
-class ToolChoiceParam(Struct, frozen=True):
-    """Which tool the model is to call."""
-
-    type: str
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
-
-
-class Thinking(Struct, frozen=True):
-    """Whether the model is to reason first."""
-
-    type: str
-    budget_tokens: int | None = None
-    display: str | None = None
-
-
-class OutputFormat(Struct, frozen=True):
-    """What the answer must look like."""
-
-    type: str
-    schema: dict[str, Any] | None = None
-
-
-class OutputConfig(Struct, frozen=True):
-    """`effort` is a hint."""
-
-    format: OutputFormat | None = None
-
-
-class Metadata(Struct, frozen=True):
-    """For the caller's own bookkeeping."""
-
-    user_id: str | None = None
-
-
-class CountRequest(Struct, frozen=True, kw_only=True):
-    """What both routes have. The fields typed Any are not supported, see `_UNSUPPORTED`."""
-
-    model: str
-    messages: list[Turn]
-    system: str | list[Block] | None = None
-    tools: list[ToolParam] | None = None
-    tool_choice: ToolChoiceParam | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    container: Any = None
-    context_management: Any = None
-    diagnostics: Any = None
-    inference_geo: Any = None
-    mcp_servers: Any = None
-    output_format: Any = None
-
-
-class MessagesRequest(CountRequest, frozen=True, kw_only=True):
-    """The fields of the route that generates."""
-
-    max_tokens: int
-    stop_sequences: list[str] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stream: bool | None = None
-    metadata: Metadata | None = None
-    service_tier: str | None = None
-    n: int | None = None
-
-
 _messages = msgspec.json.Decoder(MessagesRequest)
-_count = msgspec.json.Decoder(CountRequest)
+_count = msgspec.json.Decoder(Request)
 
 
 class AnthropicMessages(AnthropicWire):
@@ -140,13 +38,13 @@ class AnthropicMessages(AnthropicWire):
                 raise BadRequest(f"{name} must be from {low} to {high}.", param=name)
         if request.service_tier not in (None, "auto", "standard_only"):
             raise BadRequest("service_tier must be auto or standard_only.", param="service_tier")
-        job = _job(
+        job = job_of(
             request,
             limits,
             max_tokens=request.max_tokens,
-            stop=_stops(request.stop_sequences or [], limits),
+            stop=stops_of(request.stop_sequences or [], limits),
             sampling=Sampling(request.temperature, request.top_p, request.top_k),
-            think=_think(request.thinking, request.max_tokens),
+            think=think_of(request.thinking, request.max_tokens),
         )
         is_omitted = request.thinking is not None and request.thinking.display == "omitted"
         return Parsed(job, stream=bool(request.stream), options={"omit_thinking": True} if is_omitted else {})
@@ -165,7 +63,7 @@ class AnthropicCountTokens(AnthropicWire):
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_count, body, limits)
-        return Parsed(_job(request, limits, kind="count", think=_think(request.thinking, INT64_MAX)), stream=False)
+        return Parsed(job_of(request, limits, kind="count", think=think_of(request.thinking, INT64_MAX)), stream=False)
 
     def fold(self, job_id: str, view: View) -> CountFold:
         return CountFold(job_id)
@@ -207,85 +105,3 @@ class CountFold:
             return [self._whole.body() if end.status == "done" else envelope(error_of(end, self._job_id))]
         except EngineFailed as error:
             return [envelope(error)]
-
-
-def _job(request: CountRequest, limits: ApiSettings, **fields: Any) -> Job:
-    if not request.model:
-        raise BadRequest("model must not be empty.", param="model")
-    for name in _UNSUPPORTED:
-        if getattr(request, name):
-            raise BadRequest(f"{name} is not supported here.", param=name)
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(request.tools or [])]
-    choice = request.tool_choice or ToolChoiceParam("auto")
-    chat: Chat = prompt(request.system, request.messages, limits)
-    return Job(
-        "",
-        request.model,
-        chat,
-        tools=tools,
-        tool_choice=_tool_choice(choice, {tool.name for tool in tools}),
-        tool_name=choice.name if choice.type == "tool" else None,
-        parallel_tool_calls=None if choice.disable_parallel_tool_use is None else not choice.disable_parallel_tool_use,
-        constraint=_constraint(request.output_config),
-        **fields,
-    )
-
-
-def _tool(tool: ToolParam, where: str) -> Tool:
-    if tool.type not in (None, "custom"):
-        raise BadRequest(f"{where}.type: only custom tools are supported here.", param=f"{where}.type")
-    for name in ("name", "input_schema"):
-        if getattr(tool, name) in (None, ""):
-            raise BadRequest(f"{where}.{name} is missing.", param=f"{where}.{name}")
-    for name in ("strict", "defer_loading", "input_examples"):
-        if getattr(tool, name):
-            raise BadRequest(f"{where}.{name} is not supported here.", param=f"{where}.{name}")
-    if tool.allowed_callers not in (None, ["direct"]):
-        raise BadRequest(f"{where}.allowed_callers is not supported here.", param=f"{where}.allowed_callers")
-    return Tool(tool.name or "", tool.description or "", tool.input_schema or {})
-
-
-def _tool_choice(choice: ToolChoiceParam, names: set[str]) -> ToolChoice:
-    if choice.type not in _CHOICES:
-        raise BadRequest("tool_choice.type must be auto, any, tool or none.", param="tool_choice.type")
-    if choice.type == "tool" and choice.name not in names:
-        raise BadRequest("tool_choice.name must be the name of one of the tools.", param="tool_choice.name")
-    if choice.type == "any" and not names:
-        raise BadRequest("tool_choice needs tools.", param="tool_choice")
-    return _CHOICES[choice.type]
-
-
-def _think(thinking: Thinking | None, max_tokens: int) -> bool | None:
-    """None leaves it to the model. A budget is checked, and then a hint: no engine here can keep to one."""
-    if thinking is None:
-        return None
-    if thinking.type not in _THINK:
-        raise BadRequest("thinking.type must be enabled, disabled or adaptive.", param="thinking.type")
-    if thinking.display not in (None, "summarized", "omitted"):
-        raise BadRequest("thinking.display must be summarized or omitted.", param="thinking.display")
-    if thinking.type == "enabled" and not MIN_THINKING_TOKENS <= (thinking.budget_tokens or 0) < max_tokens:
-        raise BadRequest(
-            f"thinking.budget_tokens must be at least {MIN_THINKING_TOKENS} and less than max_tokens.",
-            param="thinking.budget_tokens",
-        )
-    return _THINK[thinking.type]
-
-
-def _constraint(config: OutputConfig | None) -> JsonSchema | None:
-    if config is None or config.format is None:
-        return None
-    if config.format.type != "json_schema":
-        raise BadRequest("output_config.format.type must be json_schema.", param="output_config.format.type")
-    if config.format.schema is None:
-        raise BadRequest("output_config.format.schema is missing.", param="output_config.format.schema")
-    return JsonSchema(config.format.schema)
-
-
-def _stops(stops: list[str], limits: ApiSettings) -> list[str]:
-    if len(stops) > limits.max_stops:
-        raise BadRequest(f"stop_sequences must have at most {limits.max_stops} strings.", param="stop_sequences")
-    if not all(1 <= len(each) <= limits.max_stop_chars for each in stops):
-        raise BadRequest(
-            f"stop_sequences must have from 1 to {limits.max_stop_chars} characters each.", param="stop_sequences"
-        )
-    return stops
