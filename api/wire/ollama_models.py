@@ -1,6 +1,6 @@
 """Models as Ollama lists them.
 
-What a model is comes from the settings, and from what its replicas say of it in the registry, as far as they say known.
+What a model is comes from the settings, and from what its replicas say of it in the registry, as far as they say it.
 """
 
 from __future__ import annotations
