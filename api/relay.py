@@ -118,7 +118,7 @@ class Reply(Response):
 
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
         """The error in place of the response, with its own status."""
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         form = self.subject.form
         await self._send_whole(send, status_of(form, error), form.error_body(error), retry_after(error))
 
@@ -342,7 +342,7 @@ class StreamReply(Reply):
         self._beat_later()
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         if not self._has_headers:
             await self._refuse(send, error)
             return

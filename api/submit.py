@@ -99,7 +99,10 @@ async def admit(pod: Pod, request: HTTPConnection, form: Format, body: bytes, ke
         Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
     )
-    admitted = await pod.broker.admit(admission)
+    try:
+        admitted = await pod.broker.admit(admission)
+    except OverflowError as error:  # in a schema, say, where anything may stand
+        raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
         return await _join(pod, request, job.id, view)
     reader = pod.tail.open_admitted(job.id, admitted)
@@ -202,11 +205,11 @@ def chosen(pod: Pod, request: HTTPConnection, name: str) -> Model:
 
 
 def model_of(pod: Pod, name: str) -> Model:
-    """The configured model of a name; raises ModelNotFound."""
+    """The configured model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
     for model in pod.settings.models:
-        if model.name == name:
+        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
             return model
-    raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+    raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
 def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:

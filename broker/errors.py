@@ -52,6 +52,8 @@ class HeadraceError(Exception):
         self.message = message or (type(self).__doc__ or "").split("\n", 1)[0]
         self.param = param
         self.retry_after_s = self.retry_after_default_s if retry_after_s is None else retry_after_s
+        self.job_id: str | None = None
+        """The job that it is about, once that is known: some formats say it in the body."""
         super().__init__(self.message)
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from headrace.api.wire.anthropic_messages import AnthropicCountTokens, AnthropicMessages
 from headrace.api.wire.format import Format
 from headrace.api.wire.llamacpp import LlamacppCompletion
 from headrace.api.wire.llamacpp_kinds import LlamacppDetokenize, LlamacppEmbedding, LlamacppTemplate, LlamacppTokenize
+from headrace.api.wire.ollama_chat import OllamaChat
+from headrace.api.wire.ollama_embed import OllamaEmbed, OllamaEmbeddings
+from headrace.api.wire.ollama_generate import OllamaGenerate
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
 from headrace.api.wire.plain import Plain, PlainLines
@@ -13,6 +17,12 @@ from headrace.api.wire.tgi import TGI
 _FORMATS: tuple[Format, ...] = (
     OpenAIChat(),
     OpenAICompletions(),
+    AnthropicMessages(),
+    AnthropicCountTokens(),
+    OllamaChat(),
+    OllamaGenerate(),
+    OllamaEmbed(),
+    OllamaEmbeddings(),
     LlamacppCompletion(),
     LlamacppTokenize(),
     LlamacppDetokenize(),
@@ -26,6 +36,8 @@ BY_NAME: dict[str, Format] = {each.name: each for each in _FORMATS}
 
 _FAMILIES: dict[str, str] = {
     "": "openai.chat",
+    "/v1/messages": "anthropic.messages",
+    "/api": "ollama.chat",
     "/": "tgi",
     "/generate": "tgi",
     "/generate_stream": "tgi",
