@@ -141,6 +141,10 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     gpu_layers: int = 0
     batch_tokens: int = 128
     """How many prompt tokens one step takes; small keeps a cancel during prefill quick on CPUs."""
+    chat_template: str | None = None
+    """A file with the Jinja template to use in place of the model's own."""
+    embeddings: bool = False
+    """Answer embedding requests too, with a second context on the same weights: it costs memory."""
 
 
 class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
