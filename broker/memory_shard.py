@@ -266,7 +266,8 @@ class MemoryShard(ShardState):
         stored = self.find(job_id)
         if stored is None or stored.died is None:
             return False
-        stored.died, stored.expires_ms = None, self._now_ms() + ms(self._queue.log_ttl_s)
+        stored.died, stored.expires_ms = None, self._now_ms() + self._log_ttl_ms(stored)
+        stored.is_kept = False
         return True
 
     def stats(self, model: str) -> ModelStats:

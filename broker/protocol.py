@@ -34,7 +34,7 @@ class Admission(Struct, frozen=True):
     """A job on its way in. `pod` becomes its first reader; `grace_ms` -1 means that it runs also if nobody reads.
 
     `prompt_tokens` and `cost_tokens` (those and what is generated) are estimates. `queue_timeout_ms` None is the
-    deployment's `queue_timeout_s`. `is_kept`: after its end the job lives for `stored_ttl_s`, and what it asked for too.
+    deployment's `queue_timeout_s`. `is_kept`: from its end the job, its spec too, lives for `stored_ttl_s`.
     """
 
     job: Job

@@ -1,4 +1,4 @@
-"""The promise of `protocol.Broker`, on both brokers: a job that is kept whole after its end, and one that is forgotten."""
+"""The promise of `protocol.Broker`, on both brokers: jobs that are kept whole, and jobs that are forgotten."""
 
 from __future__ import annotations
 
