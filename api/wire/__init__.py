@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from headrace.api.wire.embeddings import Embeddings
 from headrace.api.wire.format import Format
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
+from headrace.api.wire.responses import Responses
 
-BY_NAME: dict[str, Format] = {each.name: each for each in (OpenAIChat(), OpenAICompletions())}
+BY_NAME: dict[str, Format] = {
+    each.name: each
+    for each in (
+        OpenAIChat(),
+        OpenAICompletions(),
+        Embeddings(),
+        Responses(),
+    )
+}
 
 _FAMILIES: dict[str, str] = {"/": "openai.chat"}
 """Which format says the errors of the addresses that begin so; the longest beginning decides."""

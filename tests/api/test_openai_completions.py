@@ -32,7 +32,7 @@ LIMITS = ApiSettings()
 
 
 def _parse(**fields: Any) -> Any:
-    return COMPLETIONS.parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), LIMITS)
+    return COMPLETIONS.parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), LIMITS).job
 
 
 def _refused(**fields: Any) -> str | None:
