@@ -6,16 +6,19 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
 
 from msgspec import structs
 from starlette.requests import Request
+from starlette.responses import Response
 
 from headrace.api import auth, estimate, requests
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply, StreamReply, Subject, WholeReply
-from headrace.api.requests import Cut
+from headrace.api.relay import StreamReply, Subject, WholeReply
+from headrace.api.requests import Cut, Skip
 from headrace.api.wire import BY_NAME
-from headrace.api.wire.format import Format, Parsed
+from headrace.api.wire.format import Format, Parsed, Whole
 from headrace.broker import keys, metrics
 from headrace.broker.errors import (
     BadPosition,
@@ -26,12 +29,15 @@ from headrace.broker.errors import (
     LogLost,
     ModelNotFound,
 )
-from headrace.broker.messages import Job, View
+from headrace.broker.messages import Job, View, decode_entry
 from headrace.broker.protocol import Admission, JobStatus, Share
 from headrace.broker.settings import KeySettings, Model
-from headrace.broker.tail import REPAIR_S
+from headrace.broker.tail import REPAIR_S, START
 
 log = logging.getLogger(__name__)
+
+_PAGE = 1000
+"""Log entries read at a time."""
 
 
 def caller_of(pod: Pod, request: Request) -> KeySettings:
@@ -42,7 +48,11 @@ def caller_of(pod: Pod, request: Request) -> KeySettings:
     return auth.caller(request, pod.settings.keys)
 
 
-async def generate(pod: Pod, request: Request, form: Format) -> Reply:
+Complete = Callable[[Parsed], Awaitable[Parsed]]
+"""What a route does with a request that was read, if that takes more than the body."""
+
+
+async def generate(pod: Pod, request: Request, form: Format, complete: Complete | None = None) -> Response:
     """A route that generates: a new job, or with a position in the request the rest of one that is there."""
     key = caller_of(pod, request)
     cut = requests.cut(request, pod.broker.shards)
@@ -51,11 +61,14 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     idempotency_key = requests.idempotency_key(request)
     body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
-    model = _model(pod, parsed.job.model)
+    model = model_of(pod, parsed.job.model)
     pod.require_broker()
+    if complete is not None:
+        parsed = await complete(parsed)
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
-    grace_ms = requests.grace_ms(request, default_ms=default_ms)
+    grace_ms = requests.grace_ms(request, default_ms=-1 if parsed.is_background else default_ms)
+    is_unread = parsed.is_background and not parsed.stream
     job, view = _job(pod, request, form, parsed, key)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
@@ -64,23 +77,27 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     admission = Admission(
         job,
         view,
-        pod.id,
+        None if is_unread else pod.id,
         grace_ms,
         estimate.prompt_tokens(job.prompt),
         estimate.cost_tokens(job, model.context_tokens),
         Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
+        parsed.is_kept,
     )
     admitted = await pod.broker.admit(admission)
     if not admitted.is_new:
-        return await _join(pod, request, job.id, view)
+        return await _join(pod, request, job.id, view, is_unread=is_unread)
+    if is_unread:
+        request.state.job_id = job.id
+        return await as_it_is(pod, job.id, view, form)
     reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None)
     return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
 
 
-async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
+async def _join(pod: Pod, request: Request, job_id: str, asked: View, *, is_unread: bool) -> Response:
     """The whole answer of a job that an earlier request with this idempotency key has made, live or ended.
 
     Raises IdempotencyKeyReused if that was another request.
@@ -92,11 +109,34 @@ async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
     if (view.fingerprint, view.format) != (asked.fingerprint, asked.format):
         raise IdempotencyKeyReused(param="Idempotency-Key")
     request.state.job_id = job_id
+    if is_unread:
+        return await as_it_is(pod, job_id, view, BY_NAME[view.format], {"x-idempotent-replay": "true"})
     reader = await pod.tail.attach(job_id)
     log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
     subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request))
     subject.is_replay = True
     return StreamReply(subject, reader, None) if view.stream else WholeReply(subject, reader)
+
+
+async def as_it_is(
+    pod: Pod, job_id: str, view: View, form: Format, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
+    """What a job has come to so far, in one piece, without waiting; for formats whose `body` may be asked early."""
+    whole = form.whole(job_id, view)
+    await fold_log(pod, job_id, whole)
+    return Response(whole.body(), 200, {"x-request-id": job_id, **headers}, "application/json")
+
+
+async def fold_log(pod: Pod, job_id: str, whole: Whole) -> None:
+    """Feed a log, as far as it has come; raises JobNotFound if there is none."""
+    first = START
+    while rows := await pod.broker.read(job_id, first, _PAGE):
+        for entry_id, data in rows:
+            whole.feed(decode_entry(entry_id, data))
+        attempt, n = keys.position(rows[-1][0])
+        first = f"{attempt}-{n + 1}"
+    if first == START:
+        raise JobNotFound
 
 
 def _asked_grace_ms(request: Request) -> int | None:
@@ -105,11 +145,11 @@ def _asked_grace_ms(request: Request) -> int | None:
     return None if asked_ms == -2 else asked_ms
 
 
-async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -> StreamReply:
+async def resume(pod: Pod, request: Request, job_id: str, form: Format | None, skip: Skip | None = None) -> StreamReply:
     """The stream of a job from a position on, or from its start, in its own format or another."""
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
-    cut = requests.cut(request, pod.broker.shards)
+    cut = None if skip else requests.cut(request, pod.broker.shards)
     if cut is not None:
         status = await _repaired(pod, cut, status)
     _check_cut(cut, job_id, status, form)
@@ -117,7 +157,7 @@ async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -
     metrics.RESUMES.labels("ok").inc()
     log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
     subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request))
-    return StreamReply(subject, reader, cut)
+    return StreamReply(subject, reader, skip or cut)
 
 
 async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
@@ -158,7 +198,8 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def _model(pod: Pod, name: str) -> Model:
+def model_of(pod: Pod, name: str) -> Model:
+    """The configured model of a name; raises ModelNotFound."""
     for model in pod.settings.models:
         if model.name == name:
             return model

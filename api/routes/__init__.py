@@ -7,6 +7,6 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import openai, operations, streams
+from headrace.api.routes import openai, operations, responses, streams
 
-ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (openai.router, streams.router, operations.router)
+ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (openai.router, responses.router, streams.router, operations.router)
