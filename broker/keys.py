@@ -24,7 +24,7 @@ KEYS: dict[str, Key] = {
     "job": Key(
         "job:",
         "hash",
-        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, is_kept, is_forgotten",
+        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, is_kept, is_forgotten",
         "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),

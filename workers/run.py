@@ -83,7 +83,7 @@ class JobRun:
             return
         if self.is_ending or self.track.is_lost:
             return
-        self.track.append([Started(self._prompt_tokens, self._cached_tokens)])
+        self.track.append([Started(self._prompt_tokens, self._cached_tokens)], is_urgent=True)
         for index, choice in enumerate(self._choices):
             if not choice.is_finished:
                 self._generate(index, choice)
@@ -203,7 +203,8 @@ class JobRun:
         if step.tokens or text:
             token_ids = [token.id for token in step.tokens]
             choice.token_ids += token_ids
-            self.track.append([Delta(index, text, token_ids, list(step.logprobs) if step.logprobs else None)])
+            delta = Delta(index, text, token_ids, list(step.logprobs) if step.logprobs else None)
+            self.track.append([delta], is_urgent=not self._has_content)
             if text and not self._has_content:
                 self._has_content = True
                 metrics.TIME_TO_FIRST_TOKEN.labels(self.job.model).observe(self.track.age_ms / 1000)
@@ -216,8 +217,9 @@ class JobRun:
         choice.is_finished = True
         if choice.run is not None:
             choice.run.cancel()
+        is_last = all(choice.is_finished for choice in self._choices)
         events: list[Event] = [Finished(index, reason, choice.filter.stop)]
-        self.track.append(events)
+        self.track.append(events, is_urgent=is_last, usage=self._usage() if is_last else None)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
