@@ -90,6 +90,7 @@ class OpenAIFold:
         self._id = shape.id_prefix + job_id
         self._end_of_chunk = b'}],"usage":null}' if view.include_usage else b"}]}"
         self._after_text = shape.text[1] + b',"logprobs":null,"finish_reason":null' + self._end_of_chunk
+        self._is_plain = not view.logprobs
         self._held = HeldLogprobs(view.n) if view.logprobs else None
         self._logprobs = [shape.logprobs() for _ in range(view.n)]
         self._thought_tokens = 0
@@ -111,6 +112,9 @@ class OpenAIFold:
         frames: list[bytes] = []
         for event in entry.events:
             match event:
+                case Delta() if self._is_plain and event.reasoning is None and event.tool_calls is None:
+                    if event.text:  # the hot path: one frame for every token and reader
+                        frames.append(self._before_text[event.choice] + sse.encode(event.text) + self._after_text)
                 case Delta():
                     frames += self._add(event)
                 case Queued():
@@ -129,11 +133,8 @@ class OpenAIFold:
             return self._add_parsed(event, logprobs)
         if not event.text:
             return []
-        text = sse.encode(event.text)
-        if logprobs:
-            before, after = self._shape.text
-            return [self._chunk(event.choice, before + text + after, logprobs)]
-        return [self._before_text[event.choice] + text + self._after_text]
+        before, after = self._shape.text
+        return [self._chunk(event.choice, before + sse.encode(event.text) + after, logprobs)]
 
     def _add_parsed(self, event: Delta, logprobs: list[TokenLogprob]) -> list[bytes]:
         self._thought_tokens += thought_tokens(event)
