@@ -70,10 +70,19 @@ async def go_on(pod: Pod, request: Request, parsed: Parsed) -> Parsed:
         raise PreviousNotFound(param="previous_response_id") from error
     own = parsed.job.prompt.messages if isinstance(parsed.job.prompt, Chat) else []
     instructions = own[: bool(parsed.options["response"]["instructions"])]
-    messages = [*instructions, *before, *answer, *own[len(instructions) :]]
+    names = {call.id: call.name for message in [*before, *answer] for call in message.tool_calls}
+    new = [_named(message, names) for message in own[len(instructions) :]]
+    messages = [*instructions, *before, *answer, *new]
     if len(messages) > pod.settings.api.max_messages:
         raise BadRequest("The conversation has too many messages.", param="previous_response_id")
     return structs.replace(parsed, job=structs.replace(parsed.job, prompt=Chat(messages)))
+
+
+def _named(message: Message, names: dict[str, str]) -> Message:
+    """What a call answered says which function that was, also if the call was made in an earlier response."""
+    if message.role != "tool" or message.name is not None:
+        return message
+    return structs.replace(message, name=names.get(message.tool_call_id or ""))
 
 
 async def _answer(pod: Pod, job_id: str, status: JobStatus) -> list[Message]:

@@ -88,12 +88,13 @@ async def generate(pod: Pod, request: Request, form: Format, complete: Complete 
     admitted = await pod.broker.admit(admission)
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
-    if is_unread:
-        request.state.job_id = job.id
-        return await as_it_is(pod, job.id, view, form)
-    reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None)
+    if is_unread:
+        request.state.job_id = job.id
+        subject.count("accepted")
+        return await as_it_is(pod, job.id, view, form)
+    reader = pod.tail.open_admitted(job.id, admitted)
     return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
 
 

@@ -150,8 +150,8 @@ async def test_calls_are_made_and_answered(deploy: Deploy) -> None:
             [
                 Message("user", "Bern?"),
                 Message("assistant", "Let me look.", calls, reasoning="I wonder"),
-                Message("tool", "rain", tool_call_id="call_a"),
-                Message("tool", "sun", tool_call_id="call_b"),
+                Message("tool", "rain", tool_call_id="call_a", name="weather"),
+                Message("tool", "sun", tool_call_id="call_b", name="weather"),
             ]
         )
 
