@@ -85,7 +85,10 @@ async def generate(pod: Pod, request: Request, form: Format, complete: Complete 
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
         parsed.is_kept,
     )
-    admitted = await pod.broker.admit(admission)
+    try:
+        admitted = await pod.broker.admit(admission)
+    except OverflowError as error:  # in a schema, say, where anything may stand
+        raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})

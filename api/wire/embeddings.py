@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -12,7 +13,7 @@ from msgspec import Struct
 from headrace.api.body import decode
 from headrace.api.wire import openai_extras, sse
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.openai import TOKEN_ID_MAX, OpenAIWire, envelope
+from headrace.api.wire.openai import TOKEN_ID_MAX, OpenAIWire
 from headrace.api.wire.openai_fold import error_of
 from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError
 from headrace.broker.messages import Batch, Ended, Job, ReadEntry, Result, Text, Tokens, View
@@ -50,6 +51,7 @@ class Embeddings(OpenAIWire):
     """OpenAI's embeddings; see `format.Format`."""
 
     name: str = "openai.embeddings"
+    fields: Mapping[str, str] = {"prompt": "input"}
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_decoder, body, limits)
@@ -65,17 +67,18 @@ class Embeddings(OpenAIWire):
         return Parsed(job, stream=False, options={"embeddings": options})
 
     def fold(self, job_id: str, view: View) -> EmbeddingsFold:
-        return EmbeddingsFold(view)
+        return EmbeddingsFold(view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbeddingsWhole:
         return EmbeddingsWhole(view)
 
 
 class EmbeddingsFold:
-    """As a stream it is one frame, the body; see `format.Fold`."""
+    """As a stream it is one frame, the body; see `format.Fold`. `say` makes a frame of an error."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, say: Callable[[HeadraceError], bytes]) -> None:
         self._whole = EmbeddingsWhole(view)
+        self._say = say
 
     def feed(self, entry: ReadEntry) -> list[bytes]:
         self._whole.feed(entry)
@@ -83,9 +86,9 @@ class EmbeddingsFold:
         if not isinstance(last, Ended):
             return []
         try:
-            return [self._whole.body() if last.status == "done" else envelope(error_of(last))]
+            return [self._whole.body() if last.status == "done" else self._say(error_of(last))]
         except HeadraceError as error:
-            return [envelope(error)]
+            return [self._say(error)]
 
 
 class EmbeddingsWhole:

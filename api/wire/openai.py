@@ -196,10 +196,10 @@ def band(tier: str | None) -> Band | None:
     return BANDS[tier]
 
 
-def envelope(error: HeadraceError) -> bytes:
-    """An error as OpenAI says it, in place of a response or in a stream."""
-    kind = {"message": error.message, "type": _type(error), "param": error.param, "code": error.code}
-    return sse.encode({"error": kind})
+def shown_error(error: HeadraceError, fields: Mapping[str, str]) -> dict[str, object]:
+    """An error as OpenAI says it; `fields` is what workers call otherwise than the caller does."""
+    param = fields.get(error.param, error.param) if error.param else None
+    return {"message": error.message, "type": _type(error), "param": param, "code": error.code}
 
 
 def _type(error: HeadraceError) -> str:
@@ -210,10 +210,12 @@ def _type(error: HeadraceError) -> str:
 
 
 class OpenAIWire:
-    """How both formats stand on the wire."""
+    """How OpenAI's formats stand on the wire."""
 
     media_type: str = sse.MEDIA_TYPE
     terminator: bytes = sse.DONE
+    fields: Mapping[str, str] = {"think": "reasoning_effort"}
+    """What workers call otherwise than this format does."""
 
     def frame(self, position: str, payload: bytes) -> bytes:
         return sse.frame(position, payload)
@@ -222,7 +224,7 @@ class OpenAIWire:
         return sse.heartbeat(note)
 
     def error_frame(self, error: HeadraceError) -> bytes:
-        return envelope(error)
+        return sse.encode({"error": shown_error(error, self.fields)})
 
     def error_body(self, error: HeadraceError) -> bytes:
-        return envelope(error)
+        return sse.encode({"error": shown_error(error, self.fields)})

@@ -61,7 +61,7 @@ class OpenAIChat(OpenAIWire):
         return structs.replace(common, job=job)
 
     def fold(self, job_id: str, view: View) -> OpenAIFold:
-        return OpenAIFold(SHAPE, job_id, view)
+        return OpenAIFold(SHAPE, job_id, view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> OpenAIWhole:
         return OpenAIWhole(SHAPE, job_id, view)

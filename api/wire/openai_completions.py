@@ -56,7 +56,7 @@ class OpenAICompletions(OpenAIWire):
         return structs.replace(common, job=job, options={_ECHO: echo} if echo else {})
 
     def fold(self, job_id: str, view: View) -> OpenAIFold:
-        return OpenAIFold(SHAPE, job_id, view)
+        return OpenAIFold(SHAPE, job_id, view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> OpenAIWhole:
         return OpenAIWhole(SHAPE, job_id, view)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headrace.api.wire import sse
-from headrace.api.wire.openai import envelope
 from headrace.api.wire.openai_calls import Calls
 from headrace.broker.errors import Cancelled, EngineFailed, HeadraceError, from_failure
 from headrace.broker.messages import (
@@ -81,11 +80,12 @@ class HeldLogprobs:
 
 
 class OpenAIFold:
-    """A stream; see `format.Fold`."""
+    """A stream; see `format.Fold`. `say` makes a frame of an error."""
 
-    def __init__(self, shape: Shape, job_id: str, view: View) -> None:
+    def __init__(self, shape: Shape, job_id: str, view: View, say: Callable[[HeadraceError], bytes]) -> None:
         self._shape = shape
         self._view = view
+        self._say = say
         self._job_id = job_id
         self._id = shape.id_prefix + job_id
         self._end_of_chunk = b'}],"usage":null}' if view.include_usage else b"}]}"
@@ -155,7 +155,7 @@ class OpenAIFold:
 
     def _end(self, event: Ended) -> list[bytes]:
         if event.status != "done":
-            return [envelope(error_of(event))]
+            return [self._say(error_of(event))]
         if not self._view.include_usage:
             return []
         return [self._head + b'],"usage":' + sse.encode(_usage(event.usage, self._thought_tokens)) + b"}"]

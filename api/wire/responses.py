@@ -6,6 +6,7 @@ is not done here, since it takes the broker: see `api/responses.py`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -21,8 +22,8 @@ from headrace.api.wire.openai import (
     band,
     check_range,
     check_stream_options,
-    envelope,
     job_of,
+    shown_error,
 )
 from headrace.api.wire.openai_constraint import ResponseFormat, of_format
 from headrace.api.wire.openai_tools import Choice, FlatTool
@@ -98,6 +99,13 @@ class Responses(OpenAIWire):
 
     name: str = "openai.responses"
     terminator: bytes = b""
+    fields: Mapping[str, str] = {
+        "logprobs": "top_logprobs",
+        "messages": "input",
+        "prompt": "input",
+        "response_format": "text.format",
+        "think": "reasoning.effort",
+    }
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_decoder, body, limits)
@@ -131,10 +139,10 @@ class Responses(OpenAIWire):
         )
 
     def fold(self, job_id: str, view: View) -> ResponsesFold:
-        return ResponsesFold(job_id, view)
+        return ResponsesFold(job_id, view, self.fields)
 
     def whole(self, job_id: str, view: View) -> ResponsesWhole:
-        return ResponsesWhole(job_id, view)
+        return ResponsesWhole(job_id, view, self.fields)
 
     def frame(self, position: str, payload: bytes) -> bytes:
         """Every payload begins with its type, which is the event's name."""
@@ -144,10 +152,12 @@ class Responses(OpenAIWire):
     def error_frame(self, error: HeadraceError) -> bytes:
         """An error of the pod's own; it has no sequence number, since the log does not have it.
 
-        Clients look for `error`, as other routes have it; the documentation has the other members.
+        It begins with its type, as all events do. Clients look for `error`, as other routes have it; the documentation
+        has the other members.
         """
-        said = {"type": "error", "code": error.code, "message": error.message, "param": error.param}
-        return sse.encode({**said, **msgspec.json.decode(envelope(error))})
+        shown = shown_error(error, self.fields)
+        said = {name: shown[name] for name in ("code", "message", "param")}
+        return sse.encode({"type": "error", **said, "error": shown})
 
 
 def _check(request: ResponsesRequest) -> None:

@@ -6,10 +6,11 @@ choice is told, since there is no other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.api.wire import sse
+from headrace.api.wire.openai import shown_error
 from headrace.api.wire.openai_calls import call_id
 from headrace.api.wire.openai_fold import HeldLogprobs, error_of, shown_tokens, thought_tokens
 from headrace.api.wire.responses_items import CallItem, Event, Item, MessageItem, ReasoningItem
@@ -21,11 +22,12 @@ _SAID |= {"tool_choice": "auto", "tools": [], "top_p": None, "background": False
 
 
 class ResponsesFold:
-    """A stream; see `format.Fold`."""
+    """A stream; see `format.Fold`. `fields` is what workers call otherwise than the caller does."""
 
-    def __init__(self, job_id: str, view: View) -> None:
+    def __init__(self, job_id: str, view: View, fields: Mapping[str, str]) -> None:
         self._job_id = job_id
         self._view = view
+        self._fields = fields
         self._said: dict[str, Any] = view.options.get("response", _SAID)
         self._sequence = 0
         self._created_s = 0
@@ -157,7 +159,8 @@ class ResponsesFold:
             return [(f"response.{self._status}", {"response": self.response()})]
         error = error_of(event)
         self._status = event.status
-        self._error = {"code": error.code, "message": error.message, "param": error.param}
+        shown = shown_error(error, self._fields)
+        self._error = {name: shown[name] for name in ("code", "message", "param")}
         for item in self._items:
             if item.status == "in_progress":
                 item.status = "incomplete"
@@ -174,8 +177,8 @@ class ResponsesFold:
 class ResponsesWhole:
     """A response in one piece, at any moment; see `format.Whole`."""
 
-    def __init__(self, job_id: str, view: View) -> None:
-        self._fold = ResponsesFold(job_id, view)
+    def __init__(self, job_id: str, view: View, fields: Mapping[str, str]) -> None:
+        self._fold = ResponsesFold(job_id, view, fields)
 
     def feed(self, entry: ReadEntry) -> None:
         self._fold.feed(entry)

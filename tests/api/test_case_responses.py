@@ -11,6 +11,7 @@ import openai
 import pytest
 import redis
 
+from headrace.broker.errors import BadRequest
 from tests.api.conftest import Deploy
 from tests.api.deployment import Answer, Deployment, Opened, RecordingEngine
 from tests.api.test_openai_laws import read
@@ -223,6 +224,46 @@ async def test_h4_h8_what_is_no_request_is_refused_before_anything_is_enqueued(
         assert (await up.ask("GET", f"{PATH}/{made}", params=query)).status == 400
     for page in ({"limit": "0x1"}, {"limit": "101"}, {"order": "up"}, {"after": "msg_x"}):
         assert (await up.ask("GET", f"{PATH}/{made}/input_items", params=page)).status == 400
+
+
+class PickyEngine(RecordingEngine):
+    """Refuses what it is asked for in a worker's words."""
+
+    async def encode(self, job: Any) -> list[int]:
+        raise BadRequest("not with this model", param=WORDS[job.sampling.seed])
+
+
+WORDS = ["think", "messages", "response_format", "tools", "max_tokens"]
+
+
+async def test_h8_what_a_worker_refuses_is_named_as_the_caller_knows_it(deploy: Deploy) -> None:
+    up = await deploy(engine=PickyEngine)
+    named = {"think": "reasoning.effort", "messages": "input", "response_format": "text.format"}
+    for number, word in enumerate(WORDS):
+        for is_stream in (True, False):
+            answer = await post(up, stream=is_stream, seed=number)
+            assert answer.status == 400
+            assert answer.error["param"] == named.get(word, word)
+        chat = await up.post(seed=number)
+        assert chat.error["param"] == ("reasoning_effort" if word == "think" else word)
+
+
+@pytest.mark.parametrize("number", ["1" * 25, "-" + "1" * 25, "1" * 5000, "1e400"], ids=["big", "low", "huge", "float"])
+async def test_h7_numbers_that_no_machine_holds(deploy: Deploy, number: str) -> None:
+    up = await deploy()
+    schema = {"type": "object", "maximum": "here"}
+    flat, inner = {"name": "f", "parameters": schema}, {"name": "f", "schema": schema}
+    asked: list[tuple[str, dict[str, Any]]] = [
+        (PATH, body(tools=[{"type": "function", **flat}])),
+        (PATH, body(text={"format": {"type": "json_schema", **inner}})),
+        ("/v1/chat/completions", up.body(tools=[{"type": "function", "function": flat}])),
+        ("/v1/chat/completions", up.body(response_format={"type": "json_schema", "json_schema": inner})),
+        ("/v1/embeddings", {"model": "scripted", "input": "a", "dimensions": "here"}),
+    ]
+    for path, fields in asked:
+        answer = await up.ask("POST", path, content=json.dumps(fields).replace('"here"', number).encode())
+        assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), (path, answer.body)
+    assert not up.recorded.told and await up.is_idle()
 
 
 async def test_h5_the_content_type_does_not_matter(deploy: Deploy) -> None:
