@@ -15,10 +15,10 @@ from starlette.types import Receive, Scope, Send
 
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
-from headrace.api.requests import Cut
+from headrace.api.requests import Cut, Skip
 from headrace.api.wire.format import Format, status_of
 from headrace.broker import errors, keys, metrics
-from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
+from headrace.broker.errors import BadPosition, BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
 from headrace.broker.tail import Reader
 
@@ -159,13 +159,14 @@ class WholeReply(Reply):
 class StreamReply(Reply):
     """A response frame by frame; `cut` is what the client has already."""
 
-    def __init__(self, subject: Subject, reader: Reader, cut: Cut | None) -> None:
+    def __init__(self, subject: Subject, reader: Reader, cut: Cut | Skip | None) -> None:
         super().__init__(subject, reader)
         self.wrote_at = time.monotonic()
         self.is_writing = False
         self._fold = subject.form.fold(subject.job_id, subject.view)
         self._cut = cut
         self._is_past_cut = cut is None
+        self._left = cut.frames if isinstance(cut, Skip) else 0
         self._has_headers = False
         self._are_headers_due = False
         self._beat_at = 0.0
@@ -235,6 +236,8 @@ class StreamReply(Reply):
             raise_failure(ended)
         frames = self._take_in(entries)
         if ended:
+            if not self._is_past_cut:
+                raise BadPosition("the position is later than the stream's end")
             frames.append(self.subject.form.terminator)
             self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
         if self._is_past_cut and (frames or not self._has_headers):
@@ -288,6 +291,11 @@ class StreamReply(Reply):
         if self._is_past_cut or self._cut is None:
             return 0
         metrics.REPLAYED_EVENTS.inc()
+        if isinstance(self._cut, Skip):
+            seen = min(self._left, count)
+            self._left -= seen
+            self._is_past_cut = self._left == 0
+            return seen
         at = keys.position(entry.id)
         if at < self._cut.entry:
             return count

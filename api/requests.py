@@ -29,6 +29,12 @@ class Cut(Struct, frozen=True):
     frame: int | None
 
 
+class Skip(Struct, frozen=True):
+    """Where a client stopped reading, in a format whose frames are numbered: it has this many."""
+
+    frames: int
+
+
 async def read_body(request: Request, limits: ApiSettings) -> bytes:
     """The whole body; raises BodyTooLarge at the first byte too many, BodyTimeout if it does not come in time."""
     too_large = BodyTooLarge(f"the body is larger than {limits.max_body_bytes} bytes")

@@ -15,12 +15,14 @@ from headrace.api.routes import (
     openai,
     operations,
     plain,
+    responses,
     streams,
     tgi,
 )
 
 ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
     openai.router,
+    responses.router,
     anthropic.router,
     ollama.router,
     ollama_models.router,

@@ -24,6 +24,10 @@ class Parsed(Struct, frozen=True):
     include_usage: bool = False
     band: Band | None = None
     options: dict[str, Any] = {}
+    is_background: bool = False
+    """It runs also if nobody reads; without `stream` its response says only that it was taken."""
+    is_kept: bool = False
+    """It can be read and continued for `stored_ttl_s` after its end."""
 
 
 class Fold(Protocol):
