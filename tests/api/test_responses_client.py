@@ -218,7 +218,7 @@ async def test_a_background_response_is_followed_from_any_number_on_any_pod(depl
 
 
 async def test_a_background_stream_goes_on_without_its_client(deploy: Deploy) -> None:
-    deployment = await deploy({"tokens_per_s": 200.0}, queue={"reader_lease_s": 0.2})
+    deployment = await deploy({"tokens_per_s": 200.0}, queue={"reader_lease_s": 0.2}, api={"grace_s": 0})
     async with client_of(deployment) as client:
         stream = await client.responses.create(
             model="scripted", input="hi", background=True, stream=True, max_output_tokens=60
