@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut, Skip
-from headrace.api.wire.format import Format
+from headrace.api.snapshot import body_so_far
+from headrace.api.wire.format import Format, status_of
 from headrace.broker import errors, keys, metrics
 from headrace.broker.errors import BadPosition, BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
@@ -118,8 +119,9 @@ class Reply(Response):
 
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
         """The error in place of the response, with its own status."""
-        self.outcome = error.code
-        await self._send_whole(send, error.status, self.subject.form.error_body(error), retry_after(error))
+        self.outcome, error.job_id = error.code, self.subject.job_id
+        form = self.subject.form
+        await self._send_whole(send, status_of(form, error), form.error_body(error), retry_after(error))
 
     async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._send_start(
@@ -151,6 +153,19 @@ class WholeReply(Reply):
                         return
         except ClientGone:
             raise
+        except HeadraceError as error:
+            await self._refuse(send, error)
+
+
+class TakenReply(Reply):
+    """A response that does not wait: what the job is now, for a client that comes back for the rest."""
+
+    async def respond(self, send: Send) -> None:
+        subject = self.subject
+        try:
+            whole = subject.form.whole(subject.job_id, subject.view)
+            await self._send_whole(send, 200, await body_so_far(subject.pod, subject.job_id, whole), {})
+            self.outcome = "accepted"
         except HeadraceError as error:
             await self._refuse(send, error)
 
@@ -222,7 +237,7 @@ class StreamReply(Reply):
             entries = await self.reader.read()
             held += entries
             if not entries:
-                await self._write_heartbeat(send)
+                held = await self._write_heartbeat(send, held)
             elif self._has_headers or any(map(_is_begun, entries)):
                 if await self._write_entries(send, held):
                     return
@@ -233,10 +248,7 @@ class StreamReply(Reply):
         ended = end_of(entries[-1])
         if ended and not self._has_headers and not any(map(_is_started, entries)):
             raise_failure(ended)
-        frames: list[bytes] = []
-        for entry in entries:
-            self._note(entry)
-            frames += self._frames(entry)
+        frames = self._take_in(entries)
         if ended:
             if not self._is_past_cut:
                 raise BadPosition("the position is later than the stream's end")
@@ -247,6 +259,13 @@ class StreamReply(Reply):
             self._observe_lag(entries[-1])
             self.reader.sink = self._push
         return ended is not None
+
+    def _take_in(self, entries: list[ReadEntry]) -> list[bytes]:
+        frames: list[bytes] = []
+        for entry in entries:
+            self._note(entry)
+            frames += self._frames(entry)
+        return frames
 
     def _push(self, entry: ReadEntry) -> bool:
         """The hot path, of a client that keeps up: one entry from the hint to the socket, without a task.
@@ -307,11 +326,19 @@ class StreamReply(Reply):
         elif not self._is_claimed:
             self._is_claimed = isinstance(first, Claimed)
 
-    async def _write_heartbeat(self, send: Send) -> None:
-        """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
+    async def _write_heartbeat(self, send: Send, held: list[ReadEntry]) -> list[ReadEntry]:
+        """A heartbeat if one is due; answers the entries that are still held.
+
+        It brings the headers with it if they have waited long enough, and what was held with them: a format whose first
+        frame is an early one, so that its client knows where to come back to.
+        """
         is_due = time.monotonic() >= self._beat_at if self._has_headers else self._are_headers_due
-        if is_due:
-            await self._write(send, self.subject.form.heartbeat(await self._waiting_note(), self.subject.view))
+        if not is_due:
+            return held
+        frames = self._take_in(held)
+        note = self.subject.form.heartbeat(await self._waiting_note(), self.subject.view)
+        await self._write(send, b"".join((*frames, note)))
+        return []
 
     async def _waiting_note(self) -> str:
         if self._is_claimed:
@@ -337,7 +364,7 @@ class StreamReply(Reply):
         self._beat_later()
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         if not self._has_headers:
             await self._refuse(send, error)
             return
