@@ -12,7 +12,6 @@ from starlette.requests import Request
 
 from headrace.api import submit
 from headrace.api.pod import Pod
-from headrace.api.snapshot import body_so_far
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.responses import RESPONSE_ID
@@ -43,11 +42,6 @@ async def find(pod: Pod, request: Request, response_id: str) -> JobStatus:
     if status is None or not is_owned or not status.view.options.get("is_stored"):
         raise JobNotFound("there is no such response, or it has expired", param="response_id")
     return status
-
-
-async def body(pod: Pod, job_id: str, status: JobStatus) -> bytes:
-    """A response as it is now."""
-    return await body_so_far(pod, job_id, FORMAT.whole(job_id, status.view))
 
 
 async def messages_before(pod: Pod, job_id: str, status: JobStatus) -> list[Message]:
@@ -92,7 +86,9 @@ def _named(message: Message, names: dict[str, str]) -> Message:
 
 
 async def _answer(pod: Pod, job_id: str, status: JobStatus) -> list[Message]:
-    response: dict[str, Any] = msgspec.json.decode(await body(pod, job_id, status))
+    whole = FORMAT.whole(job_id, status.view)
+    await submit.fold_log(pod, job_id, whole)
+    response: dict[str, Any] = msgspec.json.decode(whole.body())
     if response["status"] not in ("completed", "incomplete"):
         raise BadRequest(
             f"The previous response is {response['status']}, so there is nothing to go on from.",

@@ -37,18 +37,16 @@ def router(pod: Pod) -> APIRouter:
         if not _flag(request, "stream"):
             if after is not None:
                 raise BadRequest("starting_after is only allowed when stream is true.", param="starting_after")
-            return _shown(job_id, await responses.body(pod, job_id, status))
-        if after is None:
-            return await submit.resume(pod, request, job_id, responses.FORMAT)
-        skip = requests.Skip(_number("starting_after", after, 2**31 - 1) + 1)
-        return (await submit.attach(pod, request, job_id, responses.FORMAT, skip)).stream
+            return await submit.as_it_is(pod, job_id, status.view, responses.FORMAT)
+        skip = None if after is None else requests.Skip(_number("starting_after", after, 2**31 - 1) + 1)
+        return await submit.resume(pod, request, job_id, responses.FORMAT, skip)
 
     @routes.post("/{response}/cancel", response_class=Response)
     async def cancel(request: Request, response: str) -> Response:
         status = await responses.find(pod, request, response)
         job_id = responses.job_id_of(pod, response)
         await responses.cancel(pod, job_id)
-        return _shown(job_id, await responses.body(pod, job_id, status))
+        return await submit.as_it_is(pod, job_id, status.view, responses.FORMAT)
 
     @routes.delete("/{response}", response_class=Response)
     async def delete(request: Request, response: str) -> Response:
@@ -64,10 +62,6 @@ def router(pod: Pod) -> APIRouter:
         return as_json(_page(request, items))
 
     return routes
-
-
-def _shown(job_id: str, body: bytes) -> Response:
-    return Response(body, 200, {"x-request-id": job_id}, "application/json")
 
 
 def _page(request: Request, items: list[dict[str, Any]]) -> dict[str, Any]:

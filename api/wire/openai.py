@@ -214,6 +214,7 @@ class OpenAIWire:
 
     media_type: str = sse.MEDIA_TYPE
     terminator: bytes = sse.DONE
+    joins_text: bool = True
     fields: Mapping[str, str] = {"think": "reasoning_effort"}
     """What workers call otherwise than this format does."""
 
