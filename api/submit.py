@@ -6,9 +6,10 @@ import asyncio
 import hashlib
 import logging
 import time
+from typing import NamedTuple
 
 from msgspec import structs
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 
 from headrace.api import auth, estimate, requests
 from headrace.api.pod import Pod
@@ -29,12 +30,12 @@ from headrace.broker.errors import (
 from headrace.broker.messages import Job, View
 from headrace.broker.protocol import Admission, JobStatus, Share
 from headrace.broker.settings import KeySettings, Model
-from headrace.broker.tail import REPAIR_S
+from headrace.broker.tail import REPAIR_S, Reader
 
 log = logging.getLogger(__name__)
 
 
-def caller_of(pod: Pod, request: Request) -> KeySettings:
+def caller_of(pod: Pod, request: HTTPConnection) -> KeySettings:
     """Check what every route checks before it reads a body."""
     limit = pod.settings.api.max_header_bytes
     if sum(len(name) + len(value) for name, value in request.scope["headers"]) > limit:
@@ -42,16 +43,42 @@ def caller_of(pod: Pod, request: Request) -> KeySettings:
     return auth.caller(request, pod.settings.keys)
 
 
-async def generate(pod: Pod, request: Request, form: Format) -> Reply:
-    """A route that generates: a new job, or with a position in the request the rest of one that is there."""
+class Place(NamedTuple):
+    """A reader's place in a job's log; `cut` is what its client has already."""
+
+    subject: Subject
+    reader: Reader
+    cut: Cut | None = None
+
+    @property
+    def stream(self) -> StreamReply:
+        return StreamReply(self.subject, self.reader, self.cut)
+
+    @property
+    def reply(self) -> Reply:
+        """In pieces or in one, as was asked for when the job was made."""
+        return self.stream if self.subject.view.stream else WholeReply(self.subject, self.reader)
+
+
+async def generate(pod: Pod, request: Request, form: Format, body: bytes | None = None) -> Reply:
+    """A route that generates: a new job, or with a position in the request the rest of one that is there.
+
+    `body` is what stands in for the request's own, where it has none.
+    """
     key = caller_of(pod, request)
     cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         return await resume(pod, request, cut.job_id, form)
+    if body is None:
+        body = await requests.read_body(request, pod.settings.api)
+    return (await admit(pod, request, form, body, key)).reply
+
+
+async def admit(pod: Pod, request: HTTPConnection, form: Format, body: bytes, key: KeySettings) -> Place:
+    """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
     idempotency_key = requests.idempotency_key(request)
-    body = await requests.read_body(request, pod.settings.api)
     parsed = form.parse(body, pod.settings.api)
-    model = model_of(pod, parsed.job.model)
+    model = chosen(pod, request, parsed.job.model)
     parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()
     # who sends a key means to come back, so that also a response in one piece outlives its connection
@@ -80,11 +107,10 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
         return await _join(pod, request, job.id, view)
     reader = pod.tail.open_admitted(job.id, admitted)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
-    subject = Subject(pod, job.id, view, form, request.url.path, None)
-    return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
+    return Place(Subject(pod, job.id, view, form, request.url.path, None), reader)
 
 
-async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
+async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View) -> Place:
     """The whole answer of a job that an earlier request with this idempotency key has made, live or ended.
 
     Raises IdempotencyKeyReused if that was another request.
@@ -100,31 +126,41 @@ async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
     log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
     subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request))
     subject.is_replay = True
-    return StreamReply(subject, reader, None) if view.stream else WholeReply(subject, reader)
+    return Place(subject, reader)
 
 
-def _asked_grace_ms(request: Request) -> int | None:
+def _asked_grace_ms(request: HTTPConnection) -> int | None:
     """What a reader that has come to a job that was there says about its leaving; None if nothing."""
     asked_ms = requests.grace_ms(request, default_ms=-2)
     return None if asked_ms == -2 else asked_ms
 
 
-async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -> StreamReply:
+async def resume(pod: Pod, request: HTTPConnection, job_id: str, form: Format | None) -> StreamReply:
     """The stream of a job from a position on, or from its start, in its own format or another."""
+    return (await attach(pod, request, job_id, form, requests.cut(request, pod.broker.shards))).stream
+
+
+async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | None, cut: Cut | None) -> Place:
+    """One more reader of a job that is there."""
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
-    cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         status = await _repaired(pod, cut, status)
     _check_cut(cut, job_id, status, form)
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
     log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
-    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request))
-    return StreamReply(subject, reader, cut)
+    return Place(Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request)), reader, cut)
 
 
-async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
+async def has_all(pod: Pod, request: HTTPConnection, cut: Cut) -> bool:
+    """Has a client that comes back seen the end already? Then there is nothing to send."""
+    status = await find(pod, request, cut.job_id)
+    has_ended = status.state not in ("waiting", "running")
+    return has_ended and cut.frame is None and cut.entry == keys.position(status.last)
+
+
+async def find(pod: Pod, request: HTTPConnection, job_id: str) -> JobStatus:
     """The job, if it is the caller's; one of somebody else is not found, like one that is not there.
 
     From then on the request is about this job: `request.state.job_id`, which also the errors that follow carry.
@@ -162,6 +198,12 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
+def chosen(pod: Pod, request: HTTPConnection, name: str) -> Model:
+    """The model that a request means. Only formats that need not name one leave `name` empty: `?model=` says it then,
+    or it is the first one."""
+    return model_of(pod, name or request.query_params.get("model") or pod.settings.models[0].name)
+
+
 def model_of(pod: Pod, name: str) -> Model:
     """The configured model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
     for model in pod.settings.models:
@@ -170,7 +212,7 @@ def model_of(pod: Pod, name: str) -> Model:
     raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
-def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
+def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
     job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
     view = View(
         key.owner,

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import anthropic, ollama, ollama_models, openai, operations, streams
+from headrace.api.routes import anthropic, llamacpp, ollama, ollama_models, openai, operations, plain, streams, tgi
 
 ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
     openai.router,
     anthropic.router,
     ollama.router,
     ollama_models.router,
+    llamacpp.router,
+    tgi.router,
+    plain.router,
     streams.router,
     operations.router,
 )

@@ -7,7 +7,7 @@ and usage are the same on every pod.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -78,3 +78,15 @@ class Format(Protocol):
     def error_body(self, error: HeadraceError) -> bytes:
         """An error in place of the response."""
         ...
+
+
+@runtime_checkable
+class OwnStatus(Protocol):
+    """A format whose errors have other statuses than `errors` says."""
+
+    def error_status(self, error: HeadraceError) -> int: ...
+
+
+def status_of(form: Format, error: HeadraceError) -> int:
+    """The HTTP status of an error in a format."""
+    return form.error_status(error) if isinstance(form, OwnStatus) else error.status

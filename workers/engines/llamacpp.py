@@ -100,6 +100,9 @@ class LlamacppEngine:
             )
         return ids
 
+    def can_continue(self, job: Job) -> bool:
+        return True
+
     def token(self, token_id: int) -> Token:
         return self._ready().vocab.tokens[token_id]
 
