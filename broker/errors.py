@@ -4,6 +4,7 @@ HeadraceError
 ├── BadRequest 400 invalid_request        the request itself is wrong; nothing was enqueued
 │   ├── ContextLengthExceeded 400         the prompt does not fit the model's context
 │   ├── BadPosition 400                   a resume position that cannot be read
+│   ├── PreviousNotFound 400              the response to go on from is not there, or not complete
 │   ├── IdempotencyKeyReused 422
 │   ├── BodyTooLarge 413
 │   ├── BodyTimeout 408
@@ -80,6 +81,12 @@ class BadPosition(BadRequest):
     """The resume position is not one of this stream."""
 
     code = "invalid_position"
+
+
+class PreviousNotFound(BadRequest):
+    """The previous response is not there, or has expired."""
+
+    code = "previous_response_not_found"
 
 
 class IdempotencyKeyReused(BadRequest):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.api.wire.anthropic_messages import AnthropicCountTokens, AnthropicMessages
+from headrace.api.wire.embeddings import Embeddings
 from headrace.api.wire.format import Format
 from headrace.api.wire.llamacpp import LlamacppCompletion
 from headrace.api.wire.llamacpp_kinds import LlamacppDetokenize, LlamacppEmbedding, LlamacppTemplate, LlamacppTokenize
@@ -12,11 +13,14 @@ from headrace.api.wire.ollama_generate import OllamaGenerate
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
 from headrace.api.wire.plain import Plain, PlainLines
+from headrace.api.wire.responses import Responses
 from headrace.api.wire.tgi import TGI
 
 _FORMATS: tuple[Format, ...] = (
     OpenAIChat(),
     OpenAICompletions(),
+    Embeddings(),
+    Responses(),
     AnthropicMessages(),
     AnthropicCountTokens(),
     OllamaChat(),
@@ -36,9 +40,9 @@ BY_NAME: dict[str, Format] = {each.name: each for each in _FORMATS}
 
 _FAMILIES: dict[str, str] = {
     "": "openai.chat",
-    "/": "tgi",
     "/v1/messages": "anthropic.messages",
     "/api": "ollama.chat",
+    "/": "tgi",
     "/generate": "tgi",
     "/generate_stream": "tgi",
     "/info": "tgi",

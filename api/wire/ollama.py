@@ -76,6 +76,7 @@ class OllamaWire:
 
     media_type: str = MEDIA_TYPE
     terminator: bytes = b""
+    joins_text: bool = True
     fields: Mapping[str, str] = {"response_format": "format"}
     """What workers call otherwise than Ollama does."""
 
