@@ -95,6 +95,9 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A replica's loop."""
 
     tick_s: float = 0.1
+    pace_s: float = 0.002
+    """Steps are written to the log in batches that follow each other no faster than this; one that is alone is not held
+    back."""
     drain_s: float = 30.0
     """How long a replica that was told to stop goes on with its running jobs before it hands them back."""
     step_timeout_s: float = 120.0

@@ -48,7 +48,7 @@ class Worker:
         self._model = model
         self._broker = broker
         self._engine = engine
-        self._writers = [LogWriter(broker, shard) for shard in range(broker.shards)]
+        self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
         self._runs: dict[str, JobRun] = {}
         self._free = asyncio.Condition()
         self._work = asyncio.Event()

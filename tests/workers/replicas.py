@@ -132,7 +132,7 @@ class Stage:
         self.plain = broker
         self.faults = FaultyBroker(broker)
         model = ScriptedModel(name="m", slots=slots, tokens_per_s=0)
-        self.settings = Settings([model], queue=queue, worker=WorkerSettings(**worker))  # type: ignore[arg-type]
+        self.settings = Settings([model], queue=queue, worker=WorkerSettings(pace_s=0.0, **worker))  # type: ignore[arg-type]
         self._replicas: list[Replica] = []
 
     async def replica(self, engine: Engine | None = None, *, is_faulty: bool = True) -> Replica:
