@@ -62,7 +62,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     form = wire.of_path(request.url.path)
     headers = dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
-        headers["x-request-id"] = job_id
+        headers["x-request-id"] = error.job_id = job_id
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):

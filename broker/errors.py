@@ -4,6 +4,7 @@ HeadraceError
 ├── BadRequest 400 invalid_request        the request itself is wrong; nothing was enqueued
 │   ├── ContextLengthExceeded 400         the prompt does not fit the model's context
 │   ├── BadPosition 400                   a resume position that cannot be read
+│   ├── PreviousNotFound 400              the response to go on from is not there, or not complete
 │   ├── IdempotencyKeyReused 422
 │   ├── BodyTooLarge 413
 │   ├── BodyTimeout 408
@@ -52,6 +53,8 @@ class HeadraceError(Exception):
         self.message = message or (type(self).__doc__ or "").split("\n", 1)[0]
         self.param = param
         self.retry_after_s = self.retry_after_default_s if retry_after_s is None else retry_after_s
+        self.job_id: str | None = None
+        """The job that it is about, once that is known: some formats say it in the body."""
         super().__init__(self.message)
 
 
@@ -78,6 +81,12 @@ class BadPosition(BadRequest):
     """The resume position is not one of this stream."""
 
     code = "invalid_position"
+
+
+class PreviousNotFound(BadRequest):
+    """The previous response is not there, or has expired."""
+
+    code = "previous_response_not_found"
 
 
 class IdempotencyKeyReused(BadRequest):

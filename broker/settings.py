@@ -47,6 +47,8 @@ class QueueSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A job may take this long from its first claim, over all its workers; then it ends as failed."""
     log_ttl_s: float = 600.0
     """How long a stream can be read after its end."""
+    stored_ttl_s: float = 3600.0
+    """How long a job that is to be kept whole can be read and continued after its end; at least `log_ttl_s`."""
     max_waiting_jobs: int = 10_000
     """How much may wait per model and shard; once it is that much, the next request is refused with `queue_full`."""
     max_waiting_bytes: int = 268_435_456
@@ -141,6 +143,10 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     gpu_layers: int = 0
     batch_tokens: int = 128
     """How many prompt tokens one step takes; small keeps a cancel during prefill quick on CPUs."""
+    chat_template: str | None = None
+    """A file with the Jinja template to use in place of the model's own."""
+    embeddings: bool = False
+    """Answer embedding requests too, with a second context on the same weights: it costs memory."""
 
 
 class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):

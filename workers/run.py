@@ -47,6 +47,7 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     run: Run | None = None
     is_finished: bool = False
+    untold: int = 0
     has_begun: bool = False
     """An earlier attempt has logged something of it."""
 
@@ -139,11 +140,15 @@ class JobRun:
         finally:
             self._close()  # also if the broker is away: the lease gives the job back then
 
+    def _advance(self) -> None:
+        self.last_step_at = time.monotonic()
+
     # -- the engine's side ----------------------------------------------------------------------------------------
 
     async def _answer(self) -> None:
         """A job that generates nothing: its one `Result`, and the end. To do it twice does no harm."""
-        self._answering = asyncio.create_task(self._engine.answer(self.job), name=f"answer {self.job.id}")
+        answer = self._engine.answer(self.job, self._advance)
+        self._answering = asyncio.create_task(answer, name=f"answer {self.job.id}")
         try:
             await asyncio.wait([self._answering])
         finally:
@@ -152,7 +157,7 @@ class JobRun:
             return
         result, self._prompt_tokens = self._answering.result()
         self._first_token_at = time.monotonic()
-        self.track.append([Started(self._prompt_tokens), result])
+        self.track.append([Started(self._prompt_tokens), result], is_urgent=True, usage=self._usage())
         self._end("done", None)
 
     async def _take_up(self, broker: Broker) -> bool:
@@ -199,7 +204,7 @@ class JobRun:
         choice = self._choices[delta.choice]
         choice.has_begun = True
         choice.token_ids += delta.token_ids
-        self._has_content = self._has_content or bool(delta.text)
+        self._has_content = self._has_content or bool(delta.text or delta.reasoning or delta.tool_calls)
         if delta.tool_calls:
             choice.filter.flush()
         elif delta.reasoning is None:
@@ -254,6 +259,8 @@ class JobRun:
     def _on_parsed_step(self, index: int, step: Step, content: str) -> None:
         """The same for a step whose engine has parsed it: of its content, only stop strings are still of interest."""
         choice = self._choices[index]
+        choice.untold += step.untold
+        self._prompt_tokens = step.prompt_tokens or self._prompt_tokens
         text = choice.filter.push_text(content)
         reason = _REASONS[step.end] if step.end is not None else None
         if choice.filter.stop is not None:
@@ -265,7 +272,8 @@ class JobRun:
             token_ids = [token.id for token in step.tokens]
             choice.token_ids += token_ids
             logprobs = list(step.logprobs) if step.logprobs else None
-            self.track.append([Delta(index, text, token_ids, logprobs, step.reasoning or None, calls)])
+            delta = Delta(index, text, token_ids, logprobs, step.reasoning or None, calls)
+            self.track.append([delta], is_urgent=not self._has_content)
             if (text or step.reasoning or calls) and not self._has_content:
                 self._observe_first_token()
         if reason is not None:
@@ -322,7 +330,7 @@ class JobRun:
         self.done.set()
 
     def _usage(self) -> Usage:
-        completion = sum(len(choice.token_ids) for choice in self._choices)
+        completion = sum(len(choice.token_ids) + choice.untold for choice in self._choices)
         return Usage(self._prompt_tokens, completion, self._cached_tokens)
 
     def _timings(self) -> Timings:

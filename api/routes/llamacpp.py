@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from headrace.api import submit
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply
 from headrace.api.routes.answers import as_json
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BrokerDown, NoCapacity
@@ -21,7 +20,7 @@ def router(pod: Pod) -> APIRouter:
 
     def generates(path: str, name: str) -> None:
         @routes.post(path, response_class=Response, name=path)
-        async def generate(request: Request) -> Reply:
+        async def generate(request: Request) -> Response:
             return await submit.generate(pod, request, BY_NAME[name])
 
     for path in ("/completion", "/completions"):

@@ -11,7 +11,6 @@ from starlette.websockets import WebSocket
 
 from headrace.api import requests, submit
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply
 from headrace.api.websocket import Conversation
 from headrace.api.wire import BY_NAME, sse
 from headrace.broker.errors import BadRequest
@@ -47,7 +46,7 @@ def router(pod: Pod) -> APIRouter:
         return await submit.generate(pod, request, BY_NAME["plain"], _body(request))
 
     @routes.post("/chat", response_class=Response)
-    async def chat(request: Request) -> Reply:
+    async def chat(request: Request) -> Response:
         return await submit.generate(pod, request, BY_NAME["plain"])
 
     @routes.websocket("/ws/chat")

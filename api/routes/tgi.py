@@ -8,7 +8,6 @@ from starlette.responses import Response
 
 from headrace.api import submit
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply
 from headrace.api.routes.answers import as_json
 from headrace.api.wire.tgi import TGI
 
@@ -20,15 +19,15 @@ def router(pod: Pod) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/generate", response_class=Response)
-    async def generate(request: Request) -> Reply:
+    async def generate(request: Request) -> Response:
         return await submit.generate(pod, request, _GENERATE)
 
     @routes.post("/generate_stream", response_class=Response)
-    async def generate_stream(request: Request) -> Reply:
+    async def generate_stream(request: Request) -> Response:
         return await submit.generate(pod, request, _STREAM)
 
     @routes.post("/", response_class=Response)
-    async def compat(request: Request) -> Reply:
+    async def compat(request: Request) -> Response:
         return await submit.generate(pod, request, _COMPAT)
 
     @routes.get("/info")

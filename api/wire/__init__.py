@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from headrace.api.wire.anthropic_messages import AnthropicCountTokens, AnthropicMessages
+from headrace.api.wire.embeddings import Embeddings
 from headrace.api.wire.format import Format
 from headrace.api.wire.llamacpp import LlamacppCompletion
 from headrace.api.wire.llamacpp_kinds import LlamacppDetokenize, LlamacppEmbedding, LlamacppTemplate, LlamacppTokenize
+from headrace.api.wire.ollama_chat import OllamaChat
+from headrace.api.wire.ollama_embed import OllamaEmbed, OllamaEmbeddings
+from headrace.api.wire.ollama_generate import OllamaGenerate
 from headrace.api.wire.openai_chat import OpenAIChat
 from headrace.api.wire.openai_completions import OpenAICompletions
 from headrace.api.wire.plain import Plain, PlainLines
+from headrace.api.wire.responses import Responses
 from headrace.api.wire.tgi import TGI
 
 _FORMATS: tuple[Format, ...] = (
     OpenAIChat(),
     OpenAICompletions(),
+    Embeddings(),
+    Responses(),
+    AnthropicMessages(),
+    AnthropicCountTokens(),
+    OllamaChat(),
+    OllamaGenerate(),
+    OllamaEmbed(),
+    OllamaEmbeddings(),
     LlamacppCompletion(),
     LlamacppTokenize(),
     LlamacppDetokenize(),
@@ -26,6 +40,8 @@ BY_NAME: dict[str, Format] = {each.name: each for each in _FORMATS}
 
 _FAMILIES: dict[str, str] = {
     "": "openai.chat",
+    "/v1/messages": "anthropic.messages",
+    "/api": "ollama.chat",
     "/": "tgi",
     "/generate": "tgi",
     "/generate_stream": "tgi",

@@ -24,6 +24,10 @@ class Parsed(Struct, frozen=True):
     include_usage: bool = False
     band: Band | None = None
     options: dict[str, Any] = {}
+    is_background: bool = False
+    """It runs also if nobody reads; without `stream` its response says only that it was taken."""
+    is_kept: bool = False
+    """It can be read and continued for `stored_ttl_s` after its end."""
 
 
 class Fold(Protocol):
@@ -85,6 +89,17 @@ class OwnStatus(Protocol):
     """A format whose errors have other statuses than `errors` says."""
 
     def error_status(self, error: HeadraceError) -> int: ...
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A format whose frames nobody counts: the text of several entries may go out as one."""
+
+    joins_text: bool
+
+
+def can_join(form: Format) -> bool:
+    return isinstance(form, Joins) and form.joins_text
 
 
 def status_of(form: Format, error: HeadraceError) -> int:

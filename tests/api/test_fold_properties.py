@@ -29,7 +29,7 @@ from headrace.broker.messages import (
 
 formats = pytest.mark.parametrize("name", list(BY_NAME))
 openai = pytest.mark.parametrize("name", [name for name in BY_NAME if name in ("openai.chat", "openai.completions")])
-"""Other formats' content is read in the tests of their own folds."""
+"""Laws that read a frame's choices; those of other families are read in their own modules."""
 
 _texts = st.one_of(
     st.just(""),

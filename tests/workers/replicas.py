@@ -78,7 +78,7 @@ class HandEngine:
             raise RuntimeError("a bug at /srv/app/secret.py")
         return [0] * len(prompt.text)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         raise BadRequest("it generates only")
 
     def can_continue(self, job: Job) -> bool:
