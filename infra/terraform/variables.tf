@@ -100,11 +100,22 @@ variable "addons" {
     "vpc-cni"                   = null
     "coredns"                   = null
     "kube-proxy"                = null
-    "eks-pod-identity-agent"    = null
-    "aws-ebs-csi-driver"        = null
     "metrics-server"            = null
     "eks-node-monitoring-agent" = null
-    "snapshot-controller"       = null
+  }
+}
+
+variable "storage_addons" {
+  description = "The same for disks (EBS) and the bucket of weights (S3), which act on AWS by roles of their own."
+  type        = map(string)
+  default = {
+    "aws-ebs-csi-driver"           = null
+    "aws-mountpoint-s3-csi-driver" = null
+  }
+
+  validation {
+    condition     = alltrue([for name in keys(var.storage_addons) : contains(["aws-ebs-csi-driver", "aws-mountpoint-s3-csi-driver"], name)])
+    error_message = "storage_addons may be aws-ebs-csi-driver and aws-mountpoint-s3-csi-driver."
   }
 }
 

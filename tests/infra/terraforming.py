@@ -62,9 +62,9 @@ class Terraform:
         here = [f"-plugin-dir={plugins}"] if plugins else []
         try:
             self("init", "-input=false", "-backend=false", "-no-color", *here, at=at)
-        except AssertionError as error:
+        except AssertionError:
             if plugins is None:
-                raise missing("the AWS provider 5.100 in a plugin folder, or a network to get it from") from error
+                missing("the AWS provider 5.100 in a plugin folder, or a network to get it from")
             raise
 
     def json(self, *arguments: str) -> Any:
@@ -89,7 +89,7 @@ def simulated(folder: Path) -> Terraform:
 def simulated_aws() -> Iterator[str]:
     """A server that answers as AWS does, for as long as the block lasts."""
     if importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask_cors") is None:
-        raise missing("moto's server (pip install moto flask flask-cors)")
+        missing("moto's server (pip install moto flask flask-cors)")
     [port] = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     process = subprocess.Popen(

@@ -18,6 +18,7 @@ PASSWORDS = {user: [f"{user}-{'0123456789' * 3}"] for user in ("gateway", "worke
 
 LACKING = {  # what the simulated AWS has not: add-ons, ACLs and parameter groups; `terraform test` holds them
     "addons": {},
+    "storage_addons": {},
     "deletion_protection": False,
     "broker": {"acl_name": "made-elsewhere", "parameter_group_name": "made-elsewhere"},
 }
@@ -114,8 +115,6 @@ def test_no_secret_is_in_the_plan_but_the_brokers_passwords(planned: Resources) 
     assert [address for address in planned if "secret_version" in address or "random_password" in address] == []
 
 
-
-
 def client(aws: str, service: str) -> Any:
     return boto3.client(
         service,
@@ -146,7 +145,7 @@ def test_apply_makes_it_and_destroy_leaves_nothing(applied: Future[Terraform], a
         "RestrictPublicBuckets": True,
     }
     assert outputs["broker_url"]["value"].startswith("rediss://")
-    assert outputs["service_account_roles"]["value"].keys() >= {"worker", "prometheus", "external-secrets"}
+    assert outputs["service_account_roles"]["value"].keys() >= {"s3-csi", "prometheus", "external-secrets"}
     _ways_out_stay_in_their_zone(ec2)
 
     # the provider waits for five minutes before it first asks whether a MemoryDB cluster that it deletes is gone

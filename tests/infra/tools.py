@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -19,9 +20,11 @@ def is_ci() -> bool:
     return os.environ.get("CI", os.environ.get("HEADRACE_CI", "")) not in ("", "0", "false")
 
 
-def missing(what: str) -> pytest.fail.Exception | pytest.skip.Exception:
-    """What to raise when something is not here: a failure where everything must be, else a skip with its reason."""
-    return pytest.fail.Exception(f"missing: {what}") if is_ci() else pytest.skip.Exception(f"not here: {what}")
+def missing(what: str) -> NoReturn:
+    """Say that something is not here: a failure where everything must be, else a skip with its reason."""
+    if is_ci():
+        pytest.fail(f"missing: {what}")
+    pytest.skip(f"not here: {what}")
 
 
 def program(name: str, install: str) -> str:
@@ -29,7 +32,7 @@ def program(name: str, install: str) -> str:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin"])
     found = shutil.which(name, path=path)
     if found is None:
-        raise missing(f"{name} ({install})")
+        missing(f"{name} ({install})")
     return found
 
 

@@ -64,8 +64,13 @@ run "defaults" {
   }
 
   assert {
-    condition     = length(module.identity) == 4
+    condition     = length(module.identity) == 5
     error_message = "each service account needs its role"
+  }
+
+  assert {
+    condition     = toset([for addon in aws_eks_addon.storage : addon.addon_name]) == toset(["aws-ebs-csi-driver", "aws-mountpoint-s3-csi-driver"])
+    error_message = "disks and weights need their drivers"
   }
 }
 
@@ -147,4 +152,14 @@ run "old_kubernetes" {
   }
 
   expect_failures = [var.kubernetes_version]
+}
+
+run "an_unknown_storage_driver" {
+  command = plan
+
+  variables {
+    storage_addons = { "my-driver" = null }
+  }
+
+  expect_failures = [var.storage_addons]
 }

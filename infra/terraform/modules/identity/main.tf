@@ -1,5 +1,7 @@
 # A role for one service account of one namespace: nobody else can take it.
 
+data "aws_partition" "current" {}
+
 data "aws_iam_policy_document" "trust" {
   statement {
     actions = ["sts:AssumeRoleWithWebIdentity"]
@@ -30,7 +32,16 @@ resource "aws_iam_role" "this" {
 }
 
 resource "aws_iam_role_policy" "this" {
-  name   = "only"
+  for_each = var.policies
+
+  name   = each.key
   role   = aws_iam_role.this.id
-  policy = var.policy_json
+  policy = each.value
+}
+
+resource "aws_iam_role_policy_attachment" "this" {
+  for_each = toset(var.managed_policies)
+
+  role       = aws_iam_role.this.name
+  policy_arn = "arn:${data.aws_partition.current.partition}:iam::aws:policy/${each.value}"
 }

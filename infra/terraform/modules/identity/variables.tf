@@ -33,7 +33,14 @@ variable "oidc_issuer" {
   type        = string
 }
 
-variable "policy_json" {
-  description = "What the role may do."
-  type        = string
+variable "policies" {
+  description = "What the role may do: policies as JSON, by name."
+  type        = map(string)
+  default     = {}
+}
+
+variable "managed_policies" {
+  description = "Names of AWS's own policies, for its own drivers."
+  type        = list(string)
+  default     = []
 }
