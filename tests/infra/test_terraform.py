@@ -82,7 +82,8 @@ def test_every_variable_and_output_is_described() -> None:
 def test_its_own_tests_pass(tmp_path: Path, at: str) -> None:
     terraform = Terraform(tmp_path / "terraform")
     terraform.init(at)
-    terraform("validate", "-no-color", at=at)
+    if at == ".":  # it reads all modules
+        terraform("validate", "-no-color")
     said = terraform("test", "-no-color", at=at)
     assert "Success!" in said and "0 failed" in said
 

@@ -5,8 +5,8 @@ me="${HOSTNAME}"
 folder="${CONFIG_FOLDER:-/config}"
 primary="$(cat "$folder/primary")"
 if [ "$me" = "$primary" ]; then
-    exec valkey-server "$folder/valkey.conf" "$@"
+    exec valkey-server "$folder/valkey.conf" --dir "${DATA_FOLDER:-/data}" "$@"
 fi
-exec valkey-server "$folder/valkey.conf" \
-    --replicaof "$primary${PRIMARY_DOMAIN:-.headrace-valkey-nodes}" "${PRIMARY_PORT:-6379}" \
+exec valkey-server "$folder/valkey.conf" --dir "${DATA_FOLDER:-/data}" \
+    --replicaof "${PRIMARY_HOST:-$primary.headrace-valkey-nodes}" "${PRIMARY_PORT:-6379}" \
     --masteruser replica --masterauth "$REPLICA_PASSWORD" "$@"

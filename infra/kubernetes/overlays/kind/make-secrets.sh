@@ -11,7 +11,7 @@ printf 'gateway-url=redis://gateway:%s@headrace-valkey:6379/0\nworker-url=redis:
     "$gateway" "$worker" >secrets/redis.env
 printf 'redis-password=%s\n' "$(random)" >secrets/ray.env
 printf 'replica-password=%s\nops-password=%s\n' "$replica" "$ops" >secrets/valkey.env
-ours='resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info'
+ours='resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time'
 {
     echo "user default off"
     echo "user gateway on >$gateway $ours"

@@ -4,9 +4,9 @@
 locals {
   # Only our keys and channels. `-@dangerous` takes away KEYS, CONFIG, FLUSHALL and the like; what of it we need comes back.
   rules = {
-    gateway = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +cluster|slots +cluster|shards +cluster|nodes"
-    worker  = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +cluster|slots +cluster|shards +cluster|nodes"
-    ops     = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +cluster|slots +cluster|shards +cluster|nodes +slowlog|get +latency|latest"
+    gateway = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes"
+    worker  = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes"
+    ops     = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes +slowlog|get +latency|latest"
   }
   acl_name             = var.existing_acl == null ? aws_memorydb_acl.this[0].name : var.existing_acl
   parameter_group_name = var.existing_parameter_group == null ? aws_memorydb_parameter_group.this[0].name : var.existing_parameter_group
