@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -14,6 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
+VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 
 def is_ci() -> bool:
