@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from functools import partial
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from headrace.api.app import create_app
 from headrace.api.connection import Connection
@@ -19,6 +21,34 @@ from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, Hea
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 from headrace.broker.tasks import loop_factory
+
+_handshakes = logging.getLogger(f"{__name__}.handshakes")
+_handshakes.setLevel(logging.WARNING)
+
+
+class PodConnection(Connection):
+    """A connection of uvicorn's; `cycle` is uvicorn's word for a request and its response."""
+
+    def __init__(self, protocol: PodProtocol) -> None:
+        super().__init__()
+        self._protocol: Any = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_tell_lost(self) -> bool:
+        cycle = self._protocol.cycle
+        if cycle.more_body or cycle.disconnected:
+            return False
+        self._protocol.flow.resume_reading()  # a transport that does not read does not see its end either
+        return True
+
+    def can_write_chunk(self) -> bool:
+        cycle = self._protocol.cycle
+        return cycle.chunked_encoding and not self._protocol.flow.write_paused and not cycle.disconnected
+
+    def write_chunk(self, data: bytes) -> None:
+        self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class PodProtocol(HttpToolsProtocol):
@@ -53,11 +83,17 @@ class PodProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
-        Connection(self.transport.abort).enter(self.scope)
+        PodConnection(self).enter(self.scope)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            Connection.of(cycle.scope).lose()
 
     def on_response_complete(self) -> None:
         """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""
@@ -77,6 +113,55 @@ class PodProtocol(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+class SocketConnection(Connection):
+    """A WebSocket of uvicorn's. What is written are lines; each is a message."""
+
+    def __init__(self, protocol: PodWebSocket) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_write_chunk(self) -> bool:
+        protocol = self._protocol
+        return protocol.writable.is_set() and not protocol.close_sent and not protocol.transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        conn = self._protocol.conn
+        for line in data.split(b"\n"):
+            if line:
+                conn.send_text(line)
+        self._protocol.transport.write(b"".join(conn.data_to_send()))
+
+
+class PodWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket as uvicorn carries it, but one that a pod which ends lets go on, like any other stream.
+
+    uvicorn would close it at once; here its task is given `drain_s`, and closes it with 1001 then.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # what they log of a handshake shows its query, and the key that a subprotocol may carry
+        self.logger = self.conn.logger = _handshakes
+        self.conn.debug = False
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:  # it was a handshake
+            SocketConnection(self).enter(self.scope)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # refused; uvicorn would call it an error of the application
+
+    def shutdown(self) -> None:
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()
 
 
 def bind(settings: Settings, port: int) -> socket.socket:
@@ -103,7 +188,11 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
         app,
         http=protocol,
         loop="none",
-        ws="none",
+        ws=PodWebSocket,
+        ws_max_size=settings.api.max_body_bytes,
+        ws_ping_interval=settings.api.heartbeat_s,
+        ws_ping_timeout=settings.api.heartbeat_s,
+        ws_per_message_deflate=False,
         access_log=False,
         log_config=None,
         server_header=False,

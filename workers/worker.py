@@ -48,7 +48,7 @@ class Worker:
         self._model = model
         self._broker = broker
         self._engine = engine
-        self._writers = [LogWriter(broker, shard) for shard in range(broker.shards)]
+        self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
         self._runs: dict[str, JobRun] = {}
         self._free = asyncio.Condition()
         self._work = asyncio.Event()
@@ -265,9 +265,9 @@ class Worker:
             "progress": self._progress,
             "slots": self._model.slots,
             "running": self.running,
-            "context_tokens": self._engine.capabilities.context_tokens,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            **self._engine.capabilities.about(),
         }
         await self._broker.present("replicas", self.id, self._model.name, about)
 

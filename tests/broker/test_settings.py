@@ -127,6 +127,12 @@ def test_a_mistake_is_told_with_its_path_and_value(tmp_path: Path, text: str, to
         ("[{name: 'a{b', engine: scripted}]", "models[0].name: 'a{b' must be 1 to 128 printable characters"),
         ("[{name: a, engine: scripted}, {name: a, engine: scripted}]", "models[1].name: 'a' stands twice"),
         ("[{name: a, engine: scripted, slots: 0}]", "models[0].slots: 0 must be at least 1"),
+        ("[{name: a, engine: scripted, script: [a, {}]}]", "models[0].script[1]"),
+        (
+            "[{name: a, engine: scripted, script: [{tool_call: {}}]}]",
+            "models[0].script[0].tool_call: Object missing required field `name`",
+        ),
+        ("[{name: a, engine: scripted, dimensions: 0}]", "models[0].dimensions: 0 must be 1 to 65536"),
         ("[{name: a, engine: scripted, script_end: x}]", "models[0].script_end: 'x' must be eos, limit or error"),
         ("[{name: a, engine: llamacpp}]", "models[0].path: None either `path` or `source` says where"),
         ("[{name: a, engine: gpt}]", "models[0].engine: Invalid value 'gpt' (it is 'gpt')"),
@@ -159,7 +165,7 @@ def test_every_field_of_a_section_can_be_overridden(tmp_path: Path) -> None:
     for section in ("redis", "queue", "api", "worker"):
         for field in getattr(settings.Settings([]), section).__struct_fields__:
             default = getattr(getattr(Settings([]), section), field)
-            text = "other" if default is None or isinstance(default, str) else str(type(default)(7))
-            text = "0.7" if field == "batch_share" else text
+            text = "other" if default is None or isinstance(default, str | list) else str(type(default)(7))
+            text = {"batch_share": "0.7", "origins": "['https://a.org']"}.get(field, text)
             found = load_text(tmp_path, MODEL, **{f"HEADRACE_{section}__{field}".upper(): text})
             assert str(getattr(getattr(found, section), field)) == text

@@ -60,6 +60,8 @@ class HandEngine:
         self.encoding.set()
         self.is_closed = False
         self.load_error: Exception | None = None
+        self.is_exact = True
+        """Whether it can continue what it has begun."""
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         progress("loading", 0.5)
@@ -76,8 +78,11 @@ class HandEngine:
             raise RuntimeError("a bug at /srv/app/secret.py")
         return [0] * len(prompt.text)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         raise BadRequest("it generates only")
+
+    def can_continue(self, job: Job) -> bool:
+        return self.is_exact
 
     def token(self, token_id: int) -> Token:
         return Token(token_id, _vocabulary[token_id])
@@ -127,7 +132,7 @@ class Stage:
         self.plain = broker
         self.faults = FaultyBroker(broker)
         model = ScriptedModel(name="m", slots=slots, tokens_per_s=0)
-        self.settings = Settings([model], queue=queue, worker=WorkerSettings(**worker))  # type: ignore[arg-type]
+        self.settings = Settings([model], queue=queue, worker=WorkerSettings(pace_s=0.0, **worker))  # type: ignore[arg-type]
         self._replicas: list[Replica] = []
 
     async def replica(self, engine: Engine | None = None, *, is_faulty: bool = True) -> Replica:

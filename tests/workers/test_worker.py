@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 
 import pytest
 
 from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Text
-from headrace.broker.settings import ScriptedModel
+from headrace.broker.settings import ScriptedModel, ScriptedPart
 from headrace.workers.engines.scripted import ScriptedEngine
 from tests.support import eventually
 from tests.workers.replicas import HandEngine, MakeStage, Stage, oracle_text
@@ -174,6 +175,21 @@ async def test_an_engine_without_a_step_fails_the_health_check_and_ends_its_repl
         replica.worker.check_health()
     assert replica.hand.is_closed
     assert await stage.plain.listing("replicas") == {}
+
+
+async def test_the_registry_says_what_a_replica_can_and_its_model_is(stage: Stage) -> None:
+    model = ScriptedModel(name="m", script=[ScriptedPart(reasoning="Hm")], dimensions=8, context_tokens=500)
+    await stage.replica(ScriptedEngine(model))
+    [row] = (await stage.plain.listing("replicas")).values()
+    assert {
+        "model": "m",
+        "state": "ready",
+        "tools": "1",
+        "constraints": "json",
+        "reasoning": "1",
+    }.items() <= row.items()
+    assert {"embeddings": "8", "fim": "1", "context_tokens": "500"}.items() <= row.items()
+    assert json.loads(row["details"]) == {"format": "scripted", "family": "scripted", "context_tokens": 500}
 
 
 async def test_an_engine_that_makes_steps_now_and_then_is_well(make_stage: MakeStage) -> None:
