@@ -44,6 +44,12 @@ lock:
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --extra llamacpp --extra dev --constraint requirements/base.txt \
 		--output-file requirements/dev.txt pyproject.toml requirements/build.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --constraint requirements/base.txt --output-file requirements/api.txt requirements/api.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --output-file requirements/wheel.txt requirements/wheel.in
+	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --extra vllm --output-file requirements/vllm.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
