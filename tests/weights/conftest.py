@@ -62,12 +62,35 @@ class Loaded:
         self.told: list[str] = []
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["llamacpp", "vllm", "transformers"])
-async def loaded(request: pytest.FixtureRequest) -> AsyncIterator[Loaded]:
-    loaded = Loaded(request.param)
+async def _load(kind: str) -> AsyncIterator[Loaded]:
+    loaded = Loaded(kind)
     await loaded.engine.load(lambda what, share: loaded.told.append(what))
     yield loaded
     await loaded.engine.close()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def llamacpp() -> AsyncIterator[Loaded]:
+    async for loaded in _load("llamacpp"):
+        yield loaded
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def vllm() -> AsyncIterator[Loaded]:
+    async for loaded in _load("vllm"):
+        yield loaded
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def transformers() -> AsyncIterator[Loaded]:
+    async for loaded in _load("transformers"):
+        yield loaded
+
+
+@pytest.fixture(params=["llamacpp", "vllm", "transformers"])
+def loaded(request: pytest.FixtureRequest) -> Loaded:
+    loaded: Loaded = request.getfixturevalue(request.param)
+    return loaded
 
 
 @pytest.fixture

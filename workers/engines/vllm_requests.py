@@ -16,7 +16,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.broker.errors import BadRequest
-from headrace.broker.messages import Chat, Constraint, Grammar, Job, JsonObject, JsonSchema, Message, Regex
+from headrace.broker.messages import Chat, Constraint, Grammar, Job, JsonObject, JsonSchema, Message, Regex, Tool
 from headrace.broker.settings import VllmModel
 from headrace.workers.engines.hf_vocab import HfVocab
 from headrace.workers.engines.protocol import Generation
@@ -111,7 +111,7 @@ class Requests:
             "chat_template_kwargs": template_arguments,
         }
         if _uses_tools(job):
-            fields |= {"tools": [_tool(tool) for tool in job.tools], "tool_choice": _tool_choice(job)}
+            fields |= {"tools": [_tool(tool, job) for tool in job.tools], "tool_choice": _tool_choice(job)}
             if job.parallel_tool_calls is not None:
                 fields["parallel_tool_calls"] = job.parallel_tool_calls
         try:
@@ -186,8 +186,10 @@ def _message(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _tool(tool: Any) -> dict[str, Any]:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+def _tool(tool: Tool, job: Job) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    if job.tool_choice == "required":
+        function["strict"] = True  # the call is forced, so its arguments can be too
     return {"type": "function", "function": function}
 
 
@@ -200,6 +202,8 @@ def _tool_choice(job: Job) -> Any:
 def _refusal(error: Exception, job: Job) -> BadRequest:
     """vLLM says which parameter it means for some of its errors; a constraint is the other thing that can be wrong."""
     param = getattr(error, "parameter", None)
+    if param is None and str(error).split(" ")[0] in SAMPLING:
+        param = str(error).split(" ")[0]
     if param is None and job.constraint is not None:
         param = "response_format"
     names = {
