@@ -21,6 +21,31 @@ from headrace.broker.settings import Settings
 from headrace.broker.tasks import loop_factory
 
 
+class PodConnection(Connection):
+    """A connection of uvicorn's; `cycle` is uvicorn's word for a request and its response."""
+
+    def __init__(self, protocol: PodProtocol) -> None:
+        super().__init__()
+        self._protocol: Any = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_tell_lost(self) -> bool:
+        cycle = self._protocol.cycle
+        if cycle.more_body or cycle.disconnected:
+            return False
+        self._protocol.flow.resume_reading()  # a transport that does not read does not see its end either
+        return True
+
+    def can_write_chunk(self) -> bool:
+        cycle = self._protocol.cycle
+        return cycle.chunked_encoding and not self._protocol.flow.write_paused and not cycle.disconnected
+
+    def write_chunk(self, data: bytes) -> None:
+        self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
 class PodProtocol(HttpToolsProtocol):
     """HTTP as uvicorn reads it, and what it leaves open: half-closed connections, heads without end, unread bodies."""
 
@@ -53,11 +78,17 @@ class PodProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._is_in_head, self._head_bytes = True, 0
         super().on_message_begin()
-        Connection(self.transport.abort).enter(self.scope)
+        PodConnection(self).enter(self.scope)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            Connection.of(cycle.scope).lose()
 
     def on_response_complete(self) -> None:
         """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""

@@ -22,6 +22,7 @@ HeadraceError
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
 │   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   ├── NotContinuable 503                its worker was lost, and no other can go on with exactly this answer
 │   └── LogLost 410, LogGap 500           the log cannot be continued without showing wrong text
 └── ConfigError                           headrace.yaml is wrong; exits with 2
 
@@ -219,6 +220,13 @@ class EngineFailed(JobEnded):
     """The engine failed while it worked on this request."""
 
     code = "engine_error"
+
+
+class NotContinuable(JobEnded):
+    """The answer was interrupted and cannot be continued exactly; send the request again."""
+
+    code = "not_continuable"
+    status = 503
 
 
 class LogLost(JobEnded):

@@ -21,7 +21,9 @@ class Key(NamedTuple):
 
 
 KEYS: dict[str, Key] = {
-    "job": Key("job:", "hash", "spec, view, place, attempt, deaths, worker, cancel, policy, times, history", "job"),
+    "job": Key(
+        "job:", "hash", "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage", "job"
+    ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
     "readers": Key("readers:", "hash", "pod id: end of its reading lease, epoch ms", "job"),
     "queue": Key("queue:", "zset", "<model>:<band>: waiting jobs, as <age><job>, by start tag", "kept"),

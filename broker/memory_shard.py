@@ -13,7 +13,7 @@ from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
 from headrace.broker.memory_state import ShardState, StoredJob, is_over, ms, next_id
-from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Queued, decode_entry, encode
+from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Queued, decode_entry, decode_usage, encode
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -269,6 +269,8 @@ class MemoryShard(ShardState):
         if position(append.entry_id) <= position(stored.last):
             return "stale"
         stored.log.append((append.entry_id, append.data))
+        if append.usage:
+            stored.usage = decode_usage(append.usage)
         return "ok"
 
     def present(self, kind: Presence, id: str, model: str, about: Mapping[str, str | int]) -> None:

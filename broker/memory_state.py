@@ -13,16 +13,12 @@ from headrace.broker.keys import position
 from headrace.broker.memory_queue import Drain, Fair, Load
 from headrace.broker.messages import (
     BANDS,
-    Delta,
     Ended,
     Entry,
     Event,
     Failure,
-    Finished,
-    Started,
     Status,
     Usage,
-    decode_entry,
     encode,
 )
 from headrace.broker.protocol import Admission, Append, Position, Written
@@ -51,6 +47,8 @@ class StoredJob:
     cancel: str = ""
     ended: Status | None = None
     overrun_ms: int | None = None
+    usage: Usage | None = None
+    """What it has used, once all its choices are finished."""
     died: tuple[int, str, str] | None = None
     """A dead letter: when, of what, with whom."""
 
@@ -172,7 +170,7 @@ class ShardState:
     def _finish_unrun(self, stored: StoredJob, status: Status, code: str, message: str = "") -> bool:
         if stored.ended is not None:
             return False
-        usage = _finished_usage(stored)
+        usage = stored.usage
         ended = Ended("done", usage=usage) if usage else Ended(status, Failure(code, message))
         stored.attempt += 1
         entry = Entry(self._now_ms() - stored.enqueued_ms, [ended])
@@ -226,17 +224,3 @@ def next_id(entry_id: Position) -> Position:
 
 def ms(seconds: float) -> int:
     return round(seconds * 1000)
-
-
-def _finished_usage(stored: StoredJob) -> Usage | None:
-    """What a job has used whose choices are all finished in its log, so that only its end is missing."""
-    prompt = completion = cached = finished = 0
-    for entry_id, data in stored.log:
-        for event in decode_entry(entry_id, data).events:
-            if isinstance(event, Started):
-                prompt, cached = event.prompt_tokens, event.cached_tokens
-            elif isinstance(event, Delta):
-                completion += len(event.token_ids)
-            elif isinstance(event, Finished):
-                finished += 1
-    return Usage(prompt, completion, cached) if finished >= stored.admission.job.n else None

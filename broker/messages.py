@@ -345,9 +345,10 @@ _event_decoder = msgspec.msgpack.Decoder(Event)
 _raw_entry_decoder = msgspec.msgpack.Decoder(_RawEntry)
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _view_decoder = msgspec.msgpack.Decoder(View)
+_usage_decoder = msgspec.msgpack.Decoder(Usage)
 
 
-def encode(message: Job | View | Entry) -> bytes:
+def encode(message: Job | View | Entry | Usage) -> bytes:
     """The bytes that are stored."""
     return _encoder.encode(message)
 
@@ -372,6 +373,10 @@ def _decode_event(raw: msgspec.Raw) -> AnyEvent:
 
 def decode_job(data: bytes) -> Job:
     return _job_decoder.decode(data)
+
+
+def decode_usage(data: bytes) -> Usage:
+    return _usage_decoder.decode(data)
 
 
 def decode_view(data: bytes) -> View:

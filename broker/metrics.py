@@ -47,7 +47,8 @@ REPLAYED_EVENTS = Counter("headrace_replayed_events_total", "Entries folded agai
 FAILOVERS = Counter(
     "headrace_failovers_total",
     "Jobs that a replica took over: continued after their last token, restarted as they had none, finished as only the"
-    " end was missing, failed as their log could not be read.",
+    " end was missing, not_continuable as the engine cannot go on with such an answer, failed as their log could not be"
+    " read.",
     ("outcome",),
 )
 FENCED_APPENDS = Counter(

@@ -87,11 +87,16 @@ class Tick(Struct, frozen=True):
 
 
 class Append(NamedTuple):
-    """One entry on its way into a log."""
+    """One entry on its way into a log.
+
+    `usage` comes with the entry that finishes a job's last choice: the msgpack of its `Usage`. Only the end is missing
+    then, and scripts, which cannot read every entry, can write it if the worker is lost.
+    """
 
     job_id: str
     entry_id: Position
     data: bytes
+    usage: bytes = b""
 
 
 class Settle(NamedTuple):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import redis.asyncio as redis
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import ResponseError
 
 from headrace.broker import keys, scripts
 from headrace.broker.connection import Command, Pinned
@@ -32,15 +32,18 @@ class RedisLane:
         self._pinned = Pinned(pool)
         self._shard = shard
         self._settle_sha = ""
+        self._channels = keys.key("hints", shard).encode()
+        self._logs = keys.key("log", shard).encode()
 
     async def exchange(self, hints: Sequence[Hint], appends: Sequence[Append], settles: Sequence[Settle]) -> Exchange:
         if settles and not self._settle_sha:
             [loaded] = await self._ask([("SCRIPT", "LOAD", scripts.source("settle"))])
             self._settle_sha = loaded.decode()
-        commands = [self._publish(hint) for hint in hints]
-        commands += [self._append(append) for append in appends]
-        commands += [self._settle(settle) for settle in settles]
-        answers = await self._ask(commands)
+        packed = [self._publish(hint) for hint in hints]
+        packed += [self._append(append) for append in appends]
+        packed += [self._settle(settle) for settle in settles]
+        await self._pinned.write(b"".join(packed))
+        answers = await self._checked(len(packed))
         heard, added = answers[: len(hints)], answers[len(hints) : len(hints) + len(appends)]
         settled = answers[len(hints) + len(appends) :]
         return Exchange(
@@ -49,24 +52,35 @@ class RedisLane:
             [hint.pod for hint, count in zip(hints, heard, strict=True) if count == 0],
         )
 
-    def _publish(self, hint: Hint) -> Command:
-        return ("SPUBLISH", keys.key("hints", self._shard, hint.pod), encode_hint(hint.entries))
+    # Packed by hand (https://redis.io/docs/latest/develop/reference/protocol-spec/): one is written for every token.
 
-    def _append(self, append: Append) -> Command:
-        job_id, entry_id, data = append
-        return ("XADD", keys.key("log", self._shard, job_id), "NOMKSTREAM", entry_id, "e", data)
+    def _publish(self, hint: Hint) -> bytes:
+        channel, message = self._channels + hint.pod.encode(), encode_hint(hint.entries)
+        return b"*3\r\n$8\r\nSPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(message), message)
 
-    def _settle(self, settle: Settle) -> Command:
-        return ("EVALSHA", self._settle_sha, 1, keys.base(self._shard), *settle)
+    def _append(self, append: Append) -> bytes:
+        job_id, entry_id, data, usage = append
+        key, id = self._logs + job_id.encode(), entry_id.encode()
+        packed = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (
+            8 if usage else 6, len(key), key, len(id), id, len(data), data
+        )  # fmt: skip
+        return packed + b"$1\r\nu\r\n$%d\r\n%b\r\n" % (len(usage), usage) if usage else packed
+
+    def _settle(self, settle: Settle) -> bytes:
+        return self._pinned.pack(("EVALSHA", self._settle_sha, 1, keys.base(self._shard), *settle))
 
     async def _ask(self, commands: Sequence[Command]) -> list[Any]:
+        await self._pinned.send(commands)
+        return await self._checked(len(commands))
+
+    async def _checked(self, count: int) -> list[Any]:
         """All answers, in which the only error is that of a fenced append; any other leaves the state unknown."""
-        answers = await self._pinned.ask(commands)
+        answers = await self._pinned.answers(count)
         for answer in answers:
             if isinstance(answer, ResponseError) and not _is_fenced(answer):
                 self._settle_sha = ""  # a server that was started again has no scripts
                 await self._pinned.close()
-                kind = BrokerFull if isinstance(answer, OutOfMemoryError) else BrokerDown
+                kind = BrokerFull if str(answer).startswith("OOM") else BrokerDown
                 raise kind(f"the broker refuses to write: {answer}")
         return answers
 

@@ -131,6 +131,24 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     gpu_layers: int = 0
     batch_tokens: int = 128
     """How many prompt tokens one step takes; small keeps a cancel during prefill quick on CPUs."""
+    chat_template: str | None = None
+    """A file with the Jinja template to use in place of the model's own."""
+    embeddings: bool = False
+    """Answer embedding requests too, with a second context on the same weights: it costs memory."""
+
+
+class ScriptedCall(Struct, frozen=True, forbid_unknown_fields=True):
+    """A tool call in a script; arguments that are text are emitted as they stand, be they JSON or not."""
+
+    name: str
+    arguments: str | dict[str, Any] = {}
+
+
+class ScriptedPart(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a script says besides text; one of the two."""
+
+    reasoning: str | None = None
+    tool_call: ScriptedCall | None = None
 
 
 class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripted"):
@@ -142,10 +160,13 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """0 is at once."""
     context_tokens: int = 131_072
     startup_s: float = 0.0
-    script: list[str | list[int]] = []
-    """Emit these tokens in place of the oracle's: text, or a list of byte values; `<|im_end|>` is a special token."""
+    script: list[str | list[int] | ScriptedPart] = []
+    """Emit these tokens in place of the oracle's: text, or a list of byte values; `<|im_end|>` is a special token.
+    `{reasoning: ...}` and `{tool_call: {name: ..., arguments: ...}}` are said as such."""
     script_end: str = "eos"
     """How `script` ends: `eos`, `limit`, or `error`."""
+    dimensions: int = 64
+    """Of its embeddings."""
 
 
 class VllmArguments(Struct, frozen=True, forbid_unknown_fields=True):
@@ -185,6 +206,8 @@ class WeightsModel(ModelSettings, frozen=True, kw_only=True):
     """The system message of a conversation that brings none; None leaves it to the model's own template."""
     context_tokens: int = 2048
     """Per sequence: prompt and answer together."""
+    chat_template: str | None = None
+    """A file with the Jinja template to use in place of the model's own."""
     threads: int = 0
     """Threads of a model on CPUs; 0 leaves it to the engine."""
 
@@ -377,6 +400,11 @@ def _check(file: Path, settings: Settings) -> None:
             _check_remote(where, model, refuse)
         if isinstance(model, ScriptedModel) and model.script_end not in ("eos", "limit", "error"):
             refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
+        for place, part in enumerate(model.script if isinstance(model, ScriptedModel) else []):
+            if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
+                refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
+        if isinstance(model, ScriptedModel) and not 1 <= model.dimensions <= 65536:
+            refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
     if not 0 < settings.api.port < 65536:

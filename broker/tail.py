@@ -64,7 +64,10 @@ class Reader:
         """The last entry that was taken in; what is kept for the client ends there."""
         self.is_behind = position == START
         self.is_silent = True
+        self.sink: Callable[[ReadEntry], bool] | None = None
+        """Who takes an entry the moment it comes, while nothing is kept and `read` waits; False leaves it to `read`."""
         self._tail = tail
+        self._next_id = ""
         self._kept: deque[ReadEntry] = deque()
         self._error: HeadraceError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -111,9 +114,11 @@ class Reader:
         if self.is_behind:
             self._passed_over = max(self._passed_over, entry.id, key=keys.position)
             return
-        match follow(self.position, entry):
+        match "next" if entry.id == self._next_id else follow(self.position, entry):
             case "next" if len(self._kept) < _KEEP and self._is_proven(entry):
                 self._take(entry)
+                if not self._kept:
+                    return
             case "old":
                 return
             case _:
@@ -141,10 +146,24 @@ class Reader:
         """An end that opens an attempt does not say what it follows; only the log can."""
         return not entry.id.endswith("-0") or isinstance(entry.events[0], Claimed)
 
-    def _take(self, entry: ReadEntry) -> None:
-        self._kept.append(entry)
+    def _is_taken(self, entry: ReadEntry) -> bool:
+        """Be at this entry; True if the sink has taken it."""
         self.position = entry.id
         self._is_ended = entry.is_end
+        attempt, _, n = entry.id.partition("-")
+        self._next_id = f"{attempt}-{int(n) + 1}"
+        if self.sink is None or self._kept or self._waiter is None or self._waiter.done():
+            return False
+        try:
+            return self.sink(entry)
+        except Exception as error:  # of one reader; the hints of the others go on
+            self.fail(error if isinstance(error, HeadraceError) else HeadraceError())
+            log.exception("a reader of job %s broke", self.job_id, extra={"event": "reader_broke"})
+            return True
+
+    def _take(self, entry: ReadEntry) -> None:
+        if not self._is_taken(entry):
+            self._kept.append(entry)
 
     def wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

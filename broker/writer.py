@@ -15,12 +15,16 @@ from collections.abc import Callable, Iterable
 
 from headrace.broker import keys, messages, metrics
 from headrace.broker.errors import BrokerDown, BrokerFull
-from headrace.broker.messages import Ended, Entry, Event, Failure
+from headrace.broker.messages import Ended, Entry, Event, Failure, Usage
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Broker, Hint, Position, Settle, Written
 
 log = logging.getLogger(__name__)
 
+_PACE_S = 0.002
+"""Batches follow each other no faster than this in the long run: to wake three processes costs more than a batch."""
+_EARLY = 2
+"""The first entries of an attempt are shown at once; the second is its first token, if `Started` went alone."""
 _MUTE_S = 1.0
 _FULL_S = 5.0
 """How long running jobs wait for room in a full broker before they end."""
@@ -47,6 +51,9 @@ class Track:
         self.acked = 0
         """n of the last entry that the log has acknowledged."""
         self.pending: list[Event] = []
+        self.usage: Usage | None = None
+        self.finished_n = 0
+        """n of the entry that has the usage; 0 before there is one."""
         self.ending: Ended | None = None
         self.settled: asyncio.Future[Written] | None = None
         self.is_lost = False
@@ -81,10 +88,12 @@ class Track:
         """The log has answered: whoever waits in `clear` looks again."""
         self._moved.set()
 
-    def append(self, events: Iterable[Event]) -> None:
+    def append(self, events: Iterable[Event], *, is_urgent: bool = False, usage: Usage | None = None) -> None:
+        """Write these after all others; `usage` comes with what finishes the job's last choice."""
         if not self.is_lost:
             self.pending.extend(events)
-            self._writer.wake(self)
+            self.usage = usage or self.usage
+            self._writer.wake(self, is_urgent=is_urgent)
 
     def settle(self, ended: Ended) -> asyncio.Future[Written]:
         """Append the terminal entry after all others; the answer says whether it is ours that stands."""
@@ -93,7 +102,7 @@ class Track:
             self.settled.set_result("stale")
         else:
             self.ending = ended
-            self._writer.wake(self)
+            self._writer.wake(self, is_urgent=True)
         return self.settled
 
     def refuse(self, error: BrokerFull) -> None:
@@ -133,6 +142,9 @@ class LogWriter:
         self._muted: dict[str, float] = {}
         """Pods that had no connection when they were last told, by the time until which they are told nothing."""
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """When the next batch is due, were they written evenly; one may be early. time.monotonic's seconds."""
         self._tracks: dict[str, Track] = {}
         self._outage = Outage(log, "append_failed", "the logs cannot be written")
 
@@ -158,9 +170,17 @@ class LogWriter:
         if self._ready.get(track.job_id) is track:
             del self._ready[track.job_id]
 
-    def wake(self, track: Track) -> None:
+    def wake(self, track: Track, *, is_urgent: bool = True) -> None:
         self._ready[track.job_id] = track
-        self._wake.set()
+        self._schedule(is_urgent=is_urgent)
+
+    def _schedule(self, *, is_urgent: bool = False) -> None:
+        """Write at once, or when the pace allows it: what comes meanwhile goes with it, in one wake-up of all."""
+        wait_s = self._due - _PACE_S - time.monotonic()
+        if is_urgent or wait_s <= 0:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
 
     async def run(self) -> None:
         try:
@@ -179,6 +199,10 @@ class LogWriter:
         tracks, hints = list(self._ready.values()), self._hints
         self._ready, self._hints = {}, {}
         self._wake.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._due = max(self._due, time.monotonic()) + _PACE_S
         writers = [track for track in tracks if track.pending and not track.is_lost]
         appends = [self._take(track) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
@@ -193,7 +217,10 @@ class LogWriter:
         self._muted = {pod: until for pod, until in self._muted.items() if until > started}
         self._muted.update(dict.fromkeys(answers.deaf, started + _MUTE_S))
         for track, append, written in zip(writers, appends, answers.appends, strict=True):
-            await self._appended(track, append, written)
+            if written == "ok":
+                self._acknowledged(track, append)
+            elif not track.is_lost:
+                await self._ask(track)
         for track, written in zip(enders, answers.settles, strict=True):
             await self._settled(track, written)
 
@@ -202,19 +229,20 @@ class LogWriter:
         data = messages.encode(Entry(track.age_ms, track.pending))
         track.pending = []
         track.sent.append(data)
-        return Append(track.job_id, f"{track.attempt}-{len(track.sent)}", data)
+        if track.usage is not None and not track.finished_n:
+            track.finished_n = len(track.sent)
+        return self._entry(track, len(track.sent))
 
-    async def _appended(self, track: Track, append: Append, written: Written) -> None:
+    def _acknowledged(self, track: Track, append: Append) -> None:
         if track.is_lost:
-            return
-        if written != "ok":
-            await self._ask(track)
             return
         track.acked = len(track.sent)
         track.moved()
         self._show(track, append)
-        if track.ending is not None or track.pending:
+        if track.ending is not None:
             self.wake(track)
+        elif track.pending:
+            self.wake(track, is_urgent=False)
 
     async def _settled(self, track: Track, written: Written) -> None:
         if written == "behind":
@@ -229,7 +257,7 @@ class LogWriter:
         for pod in track.readers:
             if pod not in self._muted:
                 self._hints.setdefault(pod, []).append(append)
-                self._wake.set()
+                self._schedule(is_urgent=track.acked <= _EARLY)
 
     # -- after a break --------------------------------------------------------------------------------------------
 
@@ -290,7 +318,8 @@ class LogWriter:
 
     @staticmethod
     def _entry(track: Track, n: int) -> Append:
-        return Append(track.job_id, f"{track.attempt}-{n}", track.sent[n - 1])
+        usage = messages.encode(track.usage) if n == track.finished_n and track.usage else b""
+        return Append(track.job_id, f"{track.attempt}-{n}", track.sent[n - 1], usage)
 
 
 def _ending(track: Track) -> Ended:

@@ -52,7 +52,7 @@ def _show(report: dict[str, object]) -> None:
     for title in ("models", "replicas", "pods"):
         rows = report[title]
         assert isinstance(rows, dict)
-        columns = list(dict.fromkeys(name for row in rows.values() for name in row))
+        columns = list(dict.fromkeys(name for row in rows.values() for name in row if name != "details"))
         table = Table("", *columns, title=title, title_justify="left")
         for name, row in rows.items():
             table.add_row(name, *(_cell(row.get(column, "")) for column in columns))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from headrace.broker import keys, messages, metrics
-from headrace.broker.errors import BrokerDown, EngineFailed, HeadraceError, RunTimeout
+from headrace.broker.errors import BrokerDown, EngineFailed, HeadraceError, NotContinuable, RunTimeout
 from headrace.broker.messages import (
     Delta,
     Ended,
@@ -21,6 +21,7 @@ from headrace.broker.messages import (
     Failure,
     Finished,
     FinishReason,
+    Result,
     Started,
     Status,
     Timings,
@@ -34,6 +35,8 @@ from headrace.workers.text import TextFilter
 log = logging.getLogger(__name__)
 
 _PAGE = 512
+_REASONS: dict[str, FinishReason] = {"eos": "stop", "limit": "length", "tool_calls": "tool_calls"}
+"""Why a choice is finished, by the end of its last step."""
 
 
 @dataclass
@@ -44,6 +47,9 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     run: Run | None = None
     is_finished: bool = False
+    untold: int = 0
+    has_begun: bool = False
+    """An earlier attempt has logged something of it."""
 
 
 class JobRun:
@@ -65,6 +71,8 @@ class JobRun:
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
         self._has_content = False
+        self._has_result = False
+        self._answering: asyncio.Task[tuple[Result, int]] | None = None
 
     async def start(self, broker: Broker) -> None:
         """Take up what earlier attempts have logged, then set the engine to work; a failure settles the job.
@@ -73,6 +81,9 @@ class JobRun:
         """
         try:
             if self.claim.attempt > 1 and await self._take_up(broker):
+                return
+            if self.job.kind != "generate":
+                await self._answer()
                 return
             self._prompt_ids = await self._engine.encode(self.job)
             self._prompt_tokens = len(self._prompt_ids)
@@ -83,7 +94,7 @@ class JobRun:
             return
         if self.is_ending or self.track.is_lost:
             return
-        self.track.append([Started(self._prompt_tokens, self._cached_tokens)])
+        self.track.append([Started(self._prompt_tokens, self._cached_tokens)], is_urgent=True)
         for index, choice in enumerate(self._choices):
             if not choice.is_finished:
                 self._generate(index, choice)
@@ -131,6 +142,20 @@ class JobRun:
 
     # -- the engine's side ----------------------------------------------------------------------------------------
 
+    async def _answer(self) -> None:
+        """A job that generates nothing: its one `Result`, and the end. To do it twice does no harm."""
+        self._answering = asyncio.create_task(self._engine.answer(self.job), name=f"answer {self.job.id}")
+        try:
+            await asyncio.wait([self._answering])
+        finally:
+            self._answering.cancel()  # whoever waits here may be cancelled itself
+        if self._answering.cancelled() or self.is_ending or self.track.is_lost:
+            return
+        result, self._prompt_tokens = self._answering.result()
+        self._first_token_at = time.monotonic()
+        self.track.append([Started(self._prompt_tokens), result], is_urgent=True, usage=self._usage())
+        self._end("done", None)
+
     async def _take_up(self, broker: Broker) -> bool:
         """Be where the last worker was; True if nothing was missing but the end, which is on its way then."""
         try:
@@ -140,12 +165,16 @@ class JobRun:
             raise
         if self.is_ending or self.track.is_lost:
             return True  # it was cancelled or taken away meanwhile
-        if all(choice.is_finished for choice in self._choices):
+        if self._has_result or all(choice.is_finished for choice in self._choices):
             metrics.FAILOVERS.labels("finished").inc()
-            self._end_if_finished()
+            self._end("done", None)
             return True
-        has_tokens = any(choice.token_ids for choice in self._choices)
-        metrics.FAILOVERS.labels("continued" if has_tokens else "restarted").inc()
+        is_cut = any(choice.has_begun and not choice.is_finished for choice in self._choices)
+        if is_cut and not self._engine.can_continue(self.job):
+            metrics.FAILOVERS.labels("not_continuable").inc()
+            raise NotContinuable()
+        has_begun = any(choice.has_begun for choice in self._choices)
+        metrics.FAILOVERS.labels("continued" if has_begun else "restarted").inc()
         return False
 
     async def _read_log(self, broker: Broker) -> None:
@@ -155,18 +184,27 @@ class JobRun:
             for entry_id, data in rows:
                 for event in messages.decode_entry(entry_id, data).events:
                     if isinstance(event, Delta):
-                        choice = self._choices[event.choice]
-                        choice.token_ids += event.token_ids
-                        choice.filter.push([self._engine.token(token_id) for token_id in event.token_ids])
-                        self._has_content = self._has_content or bool(event.text)
+                        self._take_up_delta(event)
                     elif isinstance(event, Started):
                         self._prompt_tokens = event.prompt_tokens
                     elif isinstance(event, Finished):
                         self._choices[event.choice].is_finished = True
+                    elif isinstance(event, Result):
+                        self._has_result = True
             if len(rows) < _PAGE:
                 return
             attempt, n = keys.position(rows[-1][0])
             first = f"{attempt}-{n + 1}"
+
+    def _take_up_delta(self, delta: Delta) -> None:
+        choice = self._choices[delta.choice]
+        choice.has_begun = True
+        choice.token_ids += delta.token_ids
+        self._has_content = self._has_content or bool(delta.text or delta.reasoning or delta.tool_calls)
+        if delta.tool_calls:
+            choice.filter.flush()
+        elif delta.reasoning is None:
+            choice.filter.push([self._engine.token(token_id) for token_id in delta.token_ids])
 
     def _generate(self, index: int, choice: Choice) -> None:
         """Set the engine to make what is left of a choice, if anything is."""
@@ -193,31 +231,63 @@ class JobRun:
             self._first_token_at = now
             # a successor may also have tokens of the answer in its cache; they are not the prompt's
             self._cached_tokens = min(step.cached_tokens, self._prompt_tokens)
+        if step.text is not None:
+            self._on_parsed_step(index, step, step.text)
+            return
         text = choice.filter.push(step.tokens)
         reason: FinishReason | None = None
         if choice.filter.stop is not None:
             reason = "stop"
         elif step.end is not None:
             text += choice.filter.flush()
-            reason = "stop" if step.end == "eos" else "length"
+            reason = _REASONS[step.end]
         if step.tokens or text:
             token_ids = [token.id for token in step.tokens]
             choice.token_ids += token_ids
-            self.track.append([Delta(index, text, token_ids, list(step.logprobs) if step.logprobs else None)])
+            delta = Delta(index, text, token_ids, list(step.logprobs) if step.logprobs else None)
+            self.track.append([delta], is_urgent=not self._has_content)
             if text and not self._has_content:
-                self._has_content = True
-                metrics.TIME_TO_FIRST_TOKEN.labels(self.job.model).observe(self.track.age_ms / 1000)
+                self._observe_first_token()
         if reason is not None:
             self._finish(index, reason)
             self._end_if_finished()
+
+    def _on_parsed_step(self, index: int, step: Step, content: str) -> None:
+        """The same for a step whose engine has parsed it: of its content, only stop strings are still of interest."""
+        choice = self._choices[index]
+        choice.untold += step.untold
+        self._prompt_tokens = step.prompt_tokens or self._prompt_tokens
+        text = choice.filter.push_text(content)
+        reason = _REASONS[step.end] if step.end is not None else None
+        if choice.filter.stop is not None:
+            reason = "stop"
+        elif reason is not None or step.tool_calls:
+            text += choice.filter.flush()  # no stop string goes on over a tool call
+        calls = list(step.tool_calls) if step.tool_calls and choice.filter.stop is None else None
+        if step.tokens or text or step.reasoning or calls:
+            token_ids = [token.id for token in step.tokens]
+            choice.token_ids += token_ids
+            logprobs = list(step.logprobs) if step.logprobs else None
+            delta = Delta(index, text, token_ids, logprobs, step.reasoning or None, calls)
+            self.track.append([delta], is_urgent=not self._has_content)
+            if (text or step.reasoning or calls) and not self._has_content:
+                self._observe_first_token()
+        if reason is not None:
+            self._finish(index, reason)
+            self._end_if_finished()
+
+    def _observe_first_token(self) -> None:
+        self._has_content = True
+        metrics.TIME_TO_FIRST_TOKEN.labels(self.job.model).observe(self.track.age_ms / 1000)
 
     def _finish(self, index: int, reason: FinishReason) -> None:
         choice = self._choices[index]
         choice.is_finished = True
         if choice.run is not None:
             choice.run.cancel()
+        is_last = all(choice.is_finished for choice in self._choices)
         events: list[Event] = [Finished(index, reason, choice.filter.stop)]
-        self.track.append(events)
+        self.track.append(events, is_urgent=is_last, usage=self._usage() if is_last else None)
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -248,13 +318,15 @@ class JobRun:
         for choice in self._choices:
             if choice.run is not None and not choice.is_finished:
                 choice.run.cancel()
+        if self._answering is not None:
+            self._answering.cancel()
 
     def _close(self) -> None:
         self._writer.close_track(self.track)
         self.done.set()
 
     def _usage(self) -> Usage:
-        completion = sum(len(choice.token_ids) for choice in self._choices)
+        completion = sum(len(choice.token_ids) + choice.untold for choice in self._choices)
         return Usage(self._prompt_tokens, completion, self._cached_tokens)
 
     def _timings(self) -> Timings:

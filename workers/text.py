@@ -23,6 +23,10 @@ class TextFilter:
     def push(self, tokens: Iterable[Token]) -> str:
         """The text that these tokens make safe to show; bytes that are no UTF-8 become one U+FFFD each."""
         text = "".join([self._decode(token.piece) for token in tokens if not token.is_special])
+        return self.push_text(text) if self._stops else text
+
+    def push_text(self, text: str) -> str:
+        """The same for what is text already."""
         if not self._stops:
             return text
         self._held += text

@@ -265,9 +265,9 @@ class Worker:
             "progress": self._progress,
             "slots": self._model.slots,
             "running": self.running,
-            "context_tokens": self._engine.capabilities.context_tokens,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            **self._engine.capabilities.about(),
         }
         await self._broker.present("replicas", self.id, self._model.name, about)
 

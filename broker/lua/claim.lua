@@ -12,6 +12,8 @@ local function open(job)
   local f = redis.call('HMGET', K.job .. job, 'spec', 'enqueued_ms', 'ttl_ms')
   local after = f[1] and last_id(job)
   if not after then return end -- it expired while it waited
+  local usage = finished_usage(job)
+  if usage then redis.call('HSET', K.job .. job, 'usage', usage) end
   local attempt = next_attempt(job, now)
   redis.call('HSET', K.job .. job, 'worker', replica)
   append(job, attempt .. '-0', pack_entry(now, tonumber(f[2]), { TAG.claimed, replica, after }), now)

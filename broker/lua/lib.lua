@@ -226,26 +226,11 @@ local function finish(job, id, payload, status, now)
   for _, kind in ipairs({ K.job, K.log, K.readers }) do redis.call('PEXPIRE', kind .. job, f[4]) end
 end
 
--- The usage {prompt, completion, cached tokens} of a job all of whose choices are finished in its log; else nil. Only its
--- end is missing then, its worker was lost before it could settle. cmsgpack reads no `bin`, so that a log with
--- log-probabilities is not understood, and ends as it is told.
+-- The usage, as its worker packed it, of a job all of whose choices are finished; else nil. It stands beside the entry that
+-- finished the last of them: the last one, or the one before the claims that came after it, which have kept it.
 local function finished_usage(job)
-  local prompt, cached, completion, finished = 0, 0, 0, 0
-  for _, row in ipairs(redis.call('XRANGE', K.log .. job, '-', '+')) do
-    local is_read, entry = pcall(cmsgpack.unpack, row[2][2])
-    if not is_read then return nil end
-    for _, event in ipairs(entry[2]) do
-      if event[1] == TAG.started then
-        prompt, cached = event[2], event[3] or 0
-      elseif event[1] == TAG.delta then
-        completion = completion + #event[4]
-      elseif event[1] == TAG.finished then
-        finished = finished + 1
-      end
-    end
-  end
-  local spec = finished > 0 and redis.call('HGET', K.job .. job, 'spec')
-  if spec and finished >= (cmsgpack.unpack(spec).n or 1) then return { prompt, completion, cached } end
+  local row = redis.call('XREVRANGE', K.log .. job, '+', '-', 'COUNT', 1)[1]
+  return row and row[2][3] == 'u' and row[2][4] or redis.call('HGET', K.job .. job, 'usage')
 end
 
 -- End a job that no worker runs: the new attempt fences whoever ran it before. A job whose readers have seen it finish
@@ -257,7 +242,7 @@ local function finish_unrun(job, status, code, message, now)
   local id = next_attempt(job, now) .. '-0'
   if usage then
     -- by hand, since cmsgpack leaves no hole in an array: [at, [[ended, 'done', nil, usage]]]
-    local ended = '\148' .. cmsgpack.pack(TAG.ended) .. cmsgpack.pack('done') .. '\192' .. cmsgpack.pack(usage)
+    local ended = '\148' .. cmsgpack.pack(TAG.ended) .. cmsgpack.pack('done') .. '\192' .. usage
     finish(job, id, '\146' .. cmsgpack.pack(now - f[1]) .. '\145' .. ended, 'done', now)
     return false
   end

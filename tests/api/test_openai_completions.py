@@ -52,7 +52,7 @@ def _refused(**fields: Any) -> str | None:
     ],
 )
 def test_a_prompt_has_four_forms(prompt: object, read: Prompt) -> None:
-    assert _parse(prompt=prompt).prompt == read
+    assert _parse(prompt=prompt).job.prompt == read
 
 
 @pytest.mark.parametrize(
@@ -74,19 +74,19 @@ def test_h4_a_missing_prompt_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_h1_both_names_of_the_token_limit_are_read(name: str) -> None:
-    assert _parse(**{name: 3}).max_tokens == 3
+    assert _parse(**{name: 3}).job.max_tokens == 3
     assert [_refused(**{name: value}) for value in (0, -1, "3", 3.0, 3.5, 1e9, True)] == [name] * 7
 
 
 def test_h1_no_limit_is_no_small_default() -> None:
-    assert _parse().max_tokens is None
+    assert _parse().job.max_tokens is None
 
 
 def test_h3_zero_is_a_value_and_null_is_absent() -> None:
     parsed = _parse(temperature=0, logprobs=0)
-    assert (parsed.logprobs, parsed.sampling) == (0, Sampling(temperature=0))
+    assert (parsed.job.logprobs, parsed.job.sampling) == (0, Sampling(temperature=0))
     assert _parse(logprobs=None, echo=None, best_of=None, suffix=None) == _parse()
-    assert _parse().logprobs is None
+    assert _parse().job.logprobs is None
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,9 @@ async def run_to(broker: Broker, *events: Event, n: int = 1) -> str:
     job_id = admission.job.id
     await claim(broker)
     data = messages.encode(Entry(5, [Started(3, 1), *events]))
-    assert (await exchange(broker, appends=[Append(job_id, "1-1", data)])).appends == ["ok"]
+    is_finished = sum(isinstance(event, Finished) for event in events) == n
+    usage = messages.encode(Usage(3, 2, 1)) if is_finished else b""
+    assert (await exchange(broker, appends=[Append(job_id, "1-1", data, usage)])).appends == ["ok"]
     return job_id
 
 

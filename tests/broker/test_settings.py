@@ -127,6 +127,12 @@ def test_a_mistake_is_told_with_its_path_and_value(tmp_path: Path, text: str, to
         ("[{name: 'a{b', engine: scripted}]", "models[0].name: 'a{b' must be 1 to 128 printable characters"),
         ("[{name: a, engine: scripted}, {name: a, engine: scripted}]", "models[1].name: 'a' stands twice"),
         ("[{name: a, engine: scripted, slots: 0}]", "models[0].slots: 0 must be at least 1"),
+        ("[{name: a, engine: scripted, script: [a, {}]}]", "models[0].script[1]"),
+        (
+            "[{name: a, engine: scripted, script: [{tool_call: {}}]}]",
+            "models[0].script[0].tool_call: Object missing required field `name`",
+        ),
+        ("[{name: a, engine: scripted, dimensions: 0}]", "models[0].dimensions: 0 must be 1 to 65536"),
         ("[{name: a, engine: scripted, script_end: x}]", "models[0].script_end: 'x' must be eos, limit or error"),
         ("[{name: a, engine: llamacpp}]", "models[0].path: None either `path` or `source` says where"),
         ("[{name: a, engine: gpt}]", "models[0].engine: Invalid value 'gpt' (it is 'gpt')"),

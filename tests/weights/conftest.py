@@ -1,6 +1,7 @@
 """Every engine on the same real weights, in the interpreter that has them all: `make test` runs these there.
 
-Where vLLM is not installed, nothing of this folder is collected; `tests/system/test_weights.py` says if that is a fault.
+Where vLLM is not installed, nothing of this folder is collected;
+`tests/system/test_weights.py` says whether that is a fault.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import pytest_asyncio
 from headrace.broker.settings import LlamacppModel, Model, TransformersModel, VllmArguments, VllmModel
 from headrace.workers import engines
 from headrace.workers.engines.protocol import Engine
-from tests.workers.llamacpp_runs import CONTEXT, DATA_DIR, default_model
+from tests.workers.llamacpp_runs import CONTEXT, DATA_DIR, REPO, default_model
 
 collect_ignore_glob = [] if importlib.util.find_spec("vllm") else ["test_*.py"]
 
@@ -36,6 +37,7 @@ def model_of(engine: str, **fields: object) -> Model:
             context_tokens=CONTEXT,
             threads=1,
             tool_parser="hermes",
+            chat_template=str(REPO / "examples" / "hermes-tools.jinja"),
             arguments=ARGUMENTS,
         )
     else:

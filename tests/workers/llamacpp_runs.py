@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -63,6 +64,25 @@ class Stream:
         return [entry for step in self.steps for entry in step.logprobs or ()]
 
     @property
+    def text(self) -> str:
+        """What was told as text; that of plain tokens is `data`."""
+        return "".join(step.text or "" for step in self.steps)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(step.reasoning or "" for step in self.steps)
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """Name and arguments of each tool call; an id comes once, and with the name."""
+        calls: dict[int, tuple[str, str]] = {}
+        for delta in [delta for step in self.steps for delta in step.tool_calls or ()]:
+            assert bool(delta.id) == bool(delta.name) == (delta.index not in calls)
+            name, arguments = calls.get(delta.index, ("", ""))
+            calls[delta.index] = (name + delta.name, arguments + delta.arguments)
+        return list(calls.values())
+
+    @property
     def end(self) -> str | None:
         return self.steps[-1].end if self.steps else None
 
@@ -88,11 +108,12 @@ async def begin(
     sampling: Sampling = GREEDY,
     generated: list[int] | None = None,
     choice: int = 0,
-    logprobs: int | None = None,
+    **fields: Any,
 ) -> Stream:
-    job = Job("", "m", prompt, max_tokens, sampling=sampling, logprobs=logprobs)
+    """`fields` are more of the job."""
+    job = Job("", "m", prompt, max_tokens, sampling=sampling, **fields)
     return Stream(engine, Generation(job, await engine.encode(job), generated or [], max_tokens, choice))
 
 
-async def encoded(engine: Engine, prompt: Prompt) -> list[int]:
-    return await engine.encode(Job("", "m", prompt))
+async def encoded(engine: Engine, prompt: Prompt, **fields: Any) -> list[int]:
+    return await engine.encode(Job("", "m", prompt, **fields))

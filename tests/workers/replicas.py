@@ -60,6 +60,8 @@ class HandEngine:
         self.encoding.set()
         self.is_closed = False
         self.load_error: Exception | None = None
+        self.is_exact = True
+        """Whether it can continue what it has begun."""
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         progress("loading", 0.5)
@@ -78,6 +80,9 @@ class HandEngine:
 
     async def answer(self, job: Job) -> tuple[Result, int]:
         raise BadRequest("it generates only")
+
+    def can_continue(self, job: Job) -> bool:
+        return self.is_exact
 
     def token(self, token_id: int) -> Token:
         return Token(token_id, _vocabulary[token_id])

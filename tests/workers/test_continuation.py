@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pytest
 from prometheus_client import REGISTRY
@@ -17,7 +17,7 @@ from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import ScriptedEngine, oracle
 from tests.workers.replicas import HandEngine, Replica, Stage, oracle_text, token_of
 
-Outcome = Literal["continued", "restarted", "finished", "failed"]
+Outcome = Literal["continued", "restarted", "finished", "not_continuable", "failed"]
 
 
 class Recording(ScriptedEngine):
@@ -60,7 +60,7 @@ def tokens(text: str, start: int, stop: int, choice: int = 0) -> Delta:
 
 
 def failovers() -> dict[str, float]:
-    outcomes = ("continued", "restarted", "finished", "failed")
+    outcomes = get_args(Outcome)
     name = "headrace_failovers_total"
     return {each: REGISTRY.get_sample_value(name, {"outcome": each}) or 0.0 for each in outcomes}
 

@@ -42,6 +42,23 @@ async def test_a_thread_that_dies_or_returns_early_fails_its_sequence(vocab: Ggu
     slots.join()
 
 
+async def test_a_request_that_llamacpp_does_not_take_is_the_callers_error(vocab: GgufVocab) -> None:
+    def refuse(body: bytes, callback: Callable[[bytes], bool]) -> None:
+        raise ValueError("tools need a template")
+
+    def never(body: bytes, callback: Callable[[bytes], bool]) -> None:
+        raise AssertionError("the sequence has a way of its own")
+
+    slots = Slots(never, 1, asyncio.get_running_loop())
+    errors: asyncio.Queue[Exception] = asyncio.Queue()
+    sequence = Sequence(b"", StreamReader(vocab, 1, None), lambda step: None, errors.put_nowait)
+    sequence.complete = refuse
+    slots.start(sequence)
+    error = await asyncio.wait_for(errors.get(), 5)
+    assert (type(error), str(error)) == (BadRequest, "tools need a template")
+    slots.join()
+
+
 async def test_llamacpp_gets_no_more_than_its_slots_and_never_what_was_cancelled(vocab: GgufVocab) -> None:
     last_chunk = b'{"choices":[{"finish_reason":"stop"}],"__verbose":{"stop_type":"eos"}}'
     begun: list[bytes] = []

@@ -61,6 +61,21 @@ def test_given_sampling_is_passed_on_and_zero_stays_zero() -> None:
     assert (body["frequency_penalty"], body["presence_penalty"], body["logit_bias"]) == (1.0, -1.0, [[7, -100]])
 
 
+def test_penalties_and_a_grammar_are_passed_on_and_have_no_effect_if_absent() -> None:
+    body = request_body(generation(), CONTEXT)
+    assert (body["repeat_penalty"], body["repeat_last_n"], body["typical_p"], body["ignore_eos"]) == (
+        1.0,
+        64,
+        1.0,
+        False,
+    )
+    assert "grammar" not in body
+    sampling = Sampling(repeat_penalty=1.3, repeat_last_n=0, typical_p=0.5)
+    body = request_body(generation(sampling=sampling), CONTEXT, 'root ::= "a"')
+    assert (body["repeat_penalty"], body["repeat_last_n"], body["typical_p"]) == (1.3, 0, 0.5)
+    assert body["grammar"] == 'root ::= "a"'
+
+
 @pytest.mark.parametrize("seed", [0, 7, -1, RANDOM_SEED, 2**63 - 1])
 def test_choices_of_a_seeded_job_differ_and_no_seed_is_the_random_one(seed: int) -> None:
     seeds = [request_body(generation(choice=c, sampling=Sampling(seed=seed)), CONTEXT)["seed"] for c in range(3)]

@@ -7,7 +7,7 @@ struct is passed by value there and its layout may change with the build, so the
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_bool, c_char_p, c_int32, c_size_t, c_uint8, c_void_p
+from ctypes import c_bool, c_char_p, c_int32, c_size_t, c_uint8, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,13 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "llama_vocab_bos": (c_int32, [c_void_p]),
     "llama_vocab_eos": (c_int32, [c_void_p]),
     "llama_vocab_get_add_bos": (c_bool, [c_void_p]),
+    "llama_vocab_fim_pre": (c_int32, [c_void_p]),
+    "llama_vocab_fim_suf": (c_int32, [c_void_p]),
+    "llama_vocab_fim_mid": (c_int32, [c_void_p]),
+    "llama_model_n_params": (c_uint64, [c_void_p]),
+    "llama_model_size": (c_uint64, [c_void_p]),
+    "llama_sampler_init_grammar": (c_void_p, [c_void_p, c_char_p, c_char_p]),
+    "llama_sampler_free": (None, [c_void_p]),
     "llama_token_to_piece": (c_int32, [c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool]),
     "llama_tokenize": (c_int32, [c_void_p, c_char_p, c_int32, c_void_p, c_int32, c_bool, c_bool]),
 }
@@ -79,6 +86,11 @@ class GgufVocab:
         self.bos_id: int = self._library.llama_vocab_bos(self._vocab)
         self.eos_id: int = self._library.llama_vocab_eos(self._vocab)
         self.adds_bos: bool = self._library.llama_vocab_get_add_bos(self._vocab)
+        fim = [getattr(self._library, f"llama_vocab_fim_{name}")(self._vocab) for name in ("pre", "suf", "mid")]
+        self.fim: tuple[int, ...] | None = tuple(fim) if min(fim) >= 0 else None
+        """The tokens before the text, before its suffix, and before what is filled in; None without such."""
+        self.parameters: int = self._library.llama_model_n_params(self._model)
+        self.size_bytes: int = self._library.llama_model_size(self._model)
         self.template = self._read_template()
         self.context_tokens = int(self.meta(f"{self.meta('general.architecture')}.context_length") or 0)
         self._prove()
@@ -123,6 +135,13 @@ class GgufVocab:
         if count < 0:
             raise EngineFailed(f"llama.cpp cannot tokenize a text of {len(data)} bytes")
         return ids[:count]
+
+    def can_parse(self, gbnf: str) -> bool:
+        """Whether llama.cpp takes this text as a grammar; it says on stderr why not."""
+        sampler = self._library.llama_sampler_init_grammar(self._vocab, gbnf.encode("utf-8", "replace"), b"root")
+        if sampler:
+            self._library.llama_sampler_free(sampler)
+        return bool(sampler)
 
     def with_bos(self, ids: list[int]) -> list[int]:
         """`ids` as the model wants a prompt to begin."""

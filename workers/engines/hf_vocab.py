@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import xgrammar
 
+from headrace.broker.errors import ConfigError
+from headrace.broker.settings import WeightsModel
+from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.protocol import Token
 
 
@@ -26,9 +30,21 @@ class HfVocab:
         self.special_texts = [t.content for i, t in sorted(added.items()) if i in special or t.content[:1] in "<["]
         self.bos: str = tokenizer.bos_token or ""
         self.eos: str = tokenizer.eos_token or ""
-        self.template: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
+        self.template_source: str | None = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else None
 
     def tokenize(self, text: str, *, add_special: bool = False) -> list[int]:
         """Token ids; `<|im_end|>` and its like become the tokens they name. `add_special` adds BOS and the like."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special)
         return ids
+
+    def chat_template(self, model: WeightsModel) -> ChatTemplate | None:
+        """The template that the configuration names, or else the model's own; raises ConfigError for a bad one."""
+        source = self.template_source
+        if model.chat_template is not None:
+            try:
+                source = Path(model.chat_template).read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"models: {model.name}: chat_template cannot be read: {error}") from error
+        if source is None:
+            return None
+        return ChatTemplate(source, self.special_texts, bos=self.bos, eos=self.eos, system=model.system)

@@ -1,7 +1,9 @@
 """GGUF models on llama.cpp, inside this process.
 
-Read on in `model_files.py` (where the file is), `chat_template.py` and `gguf_vocab.py` (words to token ids),
-`llamacpp_wire.py` (a generation as a request, chunks as steps) and `llamacpp_slots.py` (threads).
+Read on in `model_files.py` (where the file is), `llamacpp_prompt.py`, `chat_template.py` and `gguf_vocab.py` (a job to
+token ids), `llamacpp_wire.py`, `llamacpp_chat.py` and `llamacpp_tools.py` (a generation as a request, chunks as steps),
+`llamacpp_grammar.py` (constraints), `llamacpp_answers.py` and `llamacpp_embed.py` (other kinds of jobs) and
+`llamacpp_slots.py` (threads).
 """
 
 from __future__ import annotations
@@ -10,19 +12,24 @@ import asyncio
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.broker.errors import BadRequest, ConfigError, ContextLengthExceeded, EngineFailed
-from headrace.broker.messages import Batch, Chat, Job, Prompt, Result, Text, Tokens
+from headrace.broker.messages import Batch, Chat, Job, Result, Text, Tokens
 from headrace.broker.settings import LlamacppModel
-from headrace.workers.engines import model_files
+from headrace.workers.engines import llamacpp_answers, llamacpp_tools, model_files
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.gguf_vocab import GgufVocab
+from headrace.workers.engines.llamacpp_about import capabilities
+from headrace.workers.engines.llamacpp_chat import ChatReader, chat_body
+from headrace.workers.engines.llamacpp_embed import Embedder
+from headrace.workers.engines.llamacpp_prompt import Plan, Prompts
 from headrace.workers.engines.llamacpp_server import open_server, warm_up
-from headrace.workers.engines.llamacpp_slots import Sequence, Slots
+from headrace.workers.engines.llamacpp_slots import Reader, Sequence, Slots
 from headrace.workers.engines.llamacpp_wire import StreamReader, request_body, tokens_left
 from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
 
@@ -32,8 +39,9 @@ class _Loaded(NamedTuple):
 
     server: Any
     vocab: GgufVocab
-    template: ChatTemplate | None
+    prompts: Prompts
     slots: Slots
+    embedder: Embedder | None
 
 
 class LlamacppEngine:
@@ -60,16 +68,20 @@ class LlamacppEngine:
     def _load(self, tell: Callable[[str, float], None], loop: asyncio.AbstractEventLoop) -> None:
         path = model_files.find(self._model, self._data_dir, tell)
         tell("loading", 0.0)
+        override = self._template_file()
         with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
             # The listener keeps its open socket; nobody needs the name of it.
-            server = open_server(self._model, path, Path(folder))
+            server = open_server(self._model, path, Path(folder), partial(_use_template, override))
         # After the server, which has silenced llama.cpp's log by now.
         vocab = GgufVocab(path)
         self._check_context(vocab)
         tell("warming up", 0.0)
         warm_up(server, vocab)
+        embedder = self._embedder(path) if self._model.embeddings else None
+        prompts = Prompts(vocab, self._chat_template(override or vocab.template, vocab))
+        self.capabilities = capabilities(self._model, prompts)
         slots = Slots(server.handle_completions, self._model.slots, loop)
-        self._loaded = _Loaded(server, vocab, self._chat_template(vocab), slots)
+        self._loaded = _Loaded(server, vocab, prompts, slots, embedder)
         tell("ready", 1.0)
 
     def _check_context(self, vocab: GgufVocab) -> None:
@@ -80,16 +92,37 @@ class LlamacppEngine:
                 f"but the model was made for {vocab.context_tokens}"
             )
 
-    def _chat_template(self, vocab: GgufVocab) -> ChatTemplate | None:
-        if vocab.template is None:
+    def _template_file(self) -> str | None:
+        """The template that the configuration has in place of the model's own."""
+        if self._model.chat_template is None:
+            return None
+        try:
+            return Path(self._model.chat_template).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"models: {self._model.name}: chat_template cannot be read: {error}") from error
+
+    def _chat_template(self, source: str | None, vocab: GgufVocab) -> ChatTemplate | None:
+        if source is None:
             return None
         bos, eos = vocab.text(vocab.bos_id), vocab.text(vocab.eos_id)
-        return ChatTemplate(vocab.template, vocab.special_texts, bos=bos, eos=eos, system=self._model.system)
+        return ChatTemplate(source, vocab.special_texts, bos=bos, eos=eos, system=self._model.system)
+
+    def _embedder(self, path: Path) -> Embedder:
+        with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+            return Embedder(self._model, path, Path(folder))
 
     async def encode(self, job: Job) -> list[int]:
-        loaded, prompt = self._ready(), job.prompt
-        ids = await asyncio.get_running_loop().run_in_executor(self._side, _encode, loaded, prompt)
-        param = "messages" if isinstance(prompt, Chat) else "prompt"
+        prompts = self._ready().prompts
+
+        def plan_and_encode() -> list[int]:
+            prompts.plan(job)
+            return prompts.encode(job)
+
+        ids = await asyncio.get_running_loop().run_in_executor(self._side, plan_and_encode)
+        self._check_length(ids, "messages" if isinstance(job.prompt, Chat) else "prompt")
+        return ids
+
+    def _check_length(self, ids: list[int], param: str) -> None:
         if not ids:
             raise BadRequest("the prompt is empty", param=param)
         if len(ids) >= self.capabilities.context_tokens:
@@ -98,7 +131,10 @@ class LlamacppEngine:
                 f"but the prompt has {len(ids)} tokens.",
                 param=param,
             )
-        return ids
+
+    def can_continue(self, job: Job) -> bool:
+        """Only from tokens to tokens: neither a grammar nor a parser can be set into the middle of an answer."""
+        return self._ready().prompts.plan(job).is_exact
 
     def token(self, token_id: int) -> Token:
         return self._ready().vocab.tokens[token_id]
@@ -106,17 +142,52 @@ class LlamacppEngine:
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         loaded = self._ready()
         left = tokens_left(generation, self.capabilities.context_tokens)
-        body = request_body(generation, self.capabilities.context_tokens)
-        reader = StreamReader(loaded.vocab, left, generation.job.logprobs)
-        sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
+        plan = loaded.prompts.plan(generation.job)
+        body, reader = self._request(loaded, generation, plan, left)
+        if plan.route == "calls":
+            calls = llamacpp_tools.CallParser(llamacpp_tools.active(generation.job))
+            sequence = Sequence(msgspec.json.encode(body), reader, lambda step: emit(calls.parse(step)), fail)
+        else:
+            sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
+        if plan.route == "chat":
+            sequence.complete = loaded.server.handle_chat_completions
         if left:
             loaded.slots.start(sequence)
         else:
             asyncio.get_running_loop().call_soon(sequence.give, Step((), end="limit"))
         return sequence
 
+    def _request(self, loaded: _Loaded, generation: Generation, plan: Plan, left: int) -> tuple[dict[str, Any], Reader]:
+        context, logprobs = self.capabilities.context_tokens, generation.job.logprobs
+        template = loaded.prompts.template
+        if plan.route == "chat" and template is not None:
+            return chat_body(generation, template, context), ChatReader(loaded.vocab, logprobs)
+        return request_body(generation, context, plan.grammar), StreamReader(loaded.vocab, left, logprobs)
+
     async def answer(self, job: Job) -> tuple[Result, int]:
-        raise BadRequest(f"this model cannot {job.kind}")
+        loaded = self._ready()
+        if job.kind == "embed":
+            return await self._embed(loaded, job)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._side, llamacpp_answers.answer, job, loaded.prompts)
+
+    async def _embed(self, loaded: _Loaded, job: Job) -> tuple[Result, int]:
+        if loaded.embedder is None:
+            raise BadRequest("this model has no embeddings: its configuration lacks `embeddings: true`", param="model")
+        inputs: list[Text | Tokens]
+        match job.prompt:
+            case Batch(inputs):
+                pass
+            case Text() | Tokens() as one:
+                inputs = [one]
+            case Chat():
+                raise BadRequest("a conversation has no embedding", param="input")
+        prompts, loop = loaded.prompts, asyncio.get_running_loop()
+        ids = await loop.run_in_executor(self._side, lambda: [prompts.plain(each, "input") for each in inputs])
+        for each in ids:
+            self._check_length(each, "input")
+        vectors = await loaded.embedder.vectors(ids)
+        return Result({"embeddings": vectors, "tokens": list(map(len, ids))}), sum(map(len, ids))
 
     async def check_health(self) -> None:
         self._ready()
@@ -135,6 +206,8 @@ class LlamacppEngine:
         loaded, self._loaded = self._loaded, None
         if loaded is not None:
             loaded.slots.join()
+            if loaded.embedder is not None:
+                loaded.embedder.join()
             loaded.vocab.close()
 
     def _ready(self) -> _Loaded:
@@ -143,22 +216,6 @@ class LlamacppEngine:
         return self._loaded
 
 
-def _encode(loaded: _Loaded, prompt: Prompt) -> list[int]:
-    """Only a conversation has words of a user among words of ours; a plain text may name any token it likes."""
-    match prompt:
-        case Tokens(token_ids):
-            if any(not 0 <= i < len(loaded.vocab.tokens) for i in token_ids):
-                raise BadRequest("the prompt has token ids that the model does not know", param="prompt")
-            return list(token_ids)
-        case Text(text):
-            ids = loaded.vocab.tokenize(text, parse_special=True)
-            return loaded.vocab.with_bos(ids) if text else []
-        case Chat(messages):
-            if loaded.template is None:
-                raise BadRequest("this model has no chat template; give it a plain prompt", param="messages")
-            pieces = loaded.template.render(messages)
-            return loaded.vocab.with_bos(
-                [i for piece in pieces for i in loaded.vocab.tokenize(piece, parse_special=True)]
-            )
-        case Batch():
-            raise BadRequest("one prompt at a time", param="prompt")
+def _use_template(source: str | None, params: Any) -> None:
+    if source is not None:
+        params.chat_template = source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,10 @@ from headrace.workers.engines.protocol import Generation
 WARM_UP_TOKENS = 4
 
 
-def open_server(model: LlamacppModel, path: Path, folder: Path) -> Any:
-    """Load the weights; blocks, and holds the interpreter's lock for as long.
+def open_server(
+    model: LlamacppModel, path: Path, folder: Path, prepare: Callable[[Any], None] = lambda params: None
+) -> Any:
+    """Load the weights; blocks, and holds the interpreter's lock for as long. `prepare` changes the parameters last.
 
     Its HTTP listener cannot be turned off: it gets a socket in `folder` and a key that nobody knows.
     """
@@ -41,6 +44,7 @@ def open_server(model: LlamacppModel, path: Path, folder: Path) -> Any:
     params.n_threads_http = 1
     params.hostnames = [str(folder / "llamacpp.sock")]
     params.api_keys = [secrets.token_hex(16)]
+    prepare(params)
     try:
         return xllamacpp.Server(params)
     except RuntimeError as error:

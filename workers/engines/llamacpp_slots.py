@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import Protocol
 
-from headrace.broker.errors import EngineFailed, HeadraceError
-from headrace.workers.engines.llamacpp_wire import StreamReader
+from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError
 from headrace.workers.engines.protocol import Step
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,21 @@ Complete = Callable[[bytes, Callable[[bytes], bool]], None]
 """Makes a sequence: blocks, calls back with every chunk, and stops when the callback returns true."""
 
 
+class Reader(Protocol):
+    """Makes steps of the chunks of one sequence."""
+
+    def read(self, raw: bytes) -> Step | None: ...
+
+
 class Sequence:
     """A sequence that was started; a protocol `Run`."""
 
     def __init__(
-        self, body: bytes, reader: StreamReader, emit: Callable[[Step], None], fail: Callable[[Exception], None]
+        self, body: bytes, reader: Reader, emit: Callable[[Step], None], fail: Callable[[Exception], None]
     ) -> None:
         self.body = body
+        self.complete: Complete | None = None
+        """What makes it, if not that of the slots."""
         self.is_over = False
         self._reader = reader
         self._emit = emit
@@ -89,7 +97,8 @@ class Slots:
     def _make(self, sequence: Sequence) -> None:
         """On a thread of the pool, for as long as the sequence runs."""
         if not sequence.is_over:
-            self._complete(sequence.body, partial(self._receive, sequence))
+            complete = sequence.complete or self._complete
+            complete(sequence.body, partial(self._receive, sequence))
 
     def _receive(self, sequence: Sequence, raw: bytes) -> bool:
         """On a sequence's thread. A loop that is gone ends it, so that a process which forgot to close can exit."""
@@ -113,6 +122,11 @@ class Slots:
                 sequence.take(item)
             else:
                 self._open.discard(sequence)
-                sequence.fail(
-                    EngineFailed(f"llama.cpp stopped without an end: {item.exception() or 'no reason given'}")
-                )
+                sequence.fail(_failure(item.exception()))
+
+
+def _failure(error: BaseException | None) -> HeadraceError:
+    """llama.cpp raises ValueError for a request that it does not take."""
+    if isinstance(error, ValueError):
+        return BadRequest(str(error))
+    return EngineFailed(f"llama.cpp stopped without an end: {error or 'no reason given'}")

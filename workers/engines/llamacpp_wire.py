@@ -26,12 +26,24 @@ def tokens_left(generation: Generation, context_tokens: int) -> int:
     return max(0, room if generation.max_tokens is None else min(room, generation.max_tokens))
 
 
-def request_body(generation: Generation, context_tokens: int) -> dict[str, Any]:
-    """The request for one sequence. Absent sampling values are OpenAI's defaults, which are not llama.cpp's."""
+def request_body(generation: Generation, context_tokens: int, grammar: str | None = None) -> dict[str, Any]:
+    """The request for one sequence."""
+    body = sampling_body(generation, context_tokens)
+    body |= {
+        "prompt": [*generation.prompt_ids, *generation.generated],
+        "n_probs": 0 if generation.job.logprobs is None else max(1, generation.job.logprobs),
+        "verbose": True,
+        # Trims the last chunk, which would hold the whole prompt again.
+        "response_fields": ["stop_type"],
+    }
+    return body if grammar is None else {**body, "grammar": grammar}
+
+
+def sampling_body(generation: Generation, context_tokens: int) -> dict[str, Any]:
+    """What every request says. Absent sampling values are OpenAI's defaults, which are not llama.cpp's."""
     sampling = generation.job.sampling
     seed = sampling.seed
     return {
-        "prompt": [*generation.prompt_ids, *generation.generated],
         "max_tokens": tokens_left(generation, context_tokens),
         "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
@@ -41,54 +53,54 @@ def request_body(generation: Generation, context_tokens: int) -> dict[str, Any]:
         "presence_penalty": sampling.presence_penalty or 0.0,
         "seed": RANDOM_SEED if seed is None else (seed + generation.choice) % RANDOM_SEED,
         "logit_bias": [[token_id, bias] for token_id, bias in (sampling.logit_bias or {}).items()],
-        "n_probs": 0 if generation.job.logprobs is None else max(1, generation.job.logprobs),
+        "repeat_penalty": 1.0 if sampling.repeat_penalty is None else sampling.repeat_penalty,
+        "repeat_last_n": 64 if sampling.repeat_last_n is None else sampling.repeat_last_n,
+        "typical_p": 1.0 if sampling.typical_p is None else sampling.typical_p,
+        "ignore_eos": generation.job.ignore_eos,
         "cache_prompt": True,
         "stream": True,
-        "verbose": True,
         # Without it no callback runs during prefill, and nothing could be cancelled there.
         "return_progress": True,
-        # Trims the last chunk, which would hold the whole prompt again.
-        "response_fields": ["stop_type"],
     }
 
 
-class _Progress(Struct):
+class Progress(Struct, frozen=True):
     cache: int = 0
 
 
-class _Error(Struct):
+class Refused(Struct, frozen=True):
     code: int = 500
     message: str = ""
     type: str = ""
 
 
-class _Native(Struct):
+class _Native(Struct, frozen=True):
     content: str = ""
     tokens: list[int] = []
     tokens_predicted: int = 0
     stop_type: str | None = None
 
 
-class _Candidate(Struct):
+class _Candidate(Struct, frozen=True):
     id: int
     logprob: float
     top_logprobs: list[_Candidate] = []
 
 
-class _Logprobs(Struct):
+class _Logprobs(Struct, frozen=True):
     content: list[_Candidate] = []
 
 
-class _Choice(Struct):
+class _Choice(Struct, frozen=True):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
 
 
-class _Chunk(Struct):
+class _Chunk(Struct, frozen=True):
     choices: list[_Choice] = []
     native: _Native | None = field(name="__verbose", default=None)
-    prompt_progress: _Progress | None = None
-    error: _Error | None = None
+    prompt_progress: Progress | None = None
+    error: Refused | None = None
 
 
 _decoder = msgspec.json.Decoder(_Chunk)
@@ -111,7 +123,7 @@ class StreamReader:
         """The step of a chunk; a chunk about the prefill has none. Nothing may be read after a step with `end`."""
         chunk = _decode(raw)
         if chunk.error is not None:
-            raise _refusal(chunk.error)
+            raise refusal(chunk.error)
         if chunk.prompt_progress is not None:
             self._cached_tokens = max(self._cached_tokens, chunk.prompt_progress.cache)
             return None
@@ -176,7 +188,7 @@ def _decode(raw: bytes) -> _Chunk:
         raise EngineFailed(f"llama.cpp sent what cannot be read: {error}") from error
 
 
-def _refusal(error: _Error) -> HeadraceError:
+def refusal(error: Refused) -> HeadraceError:
     if error.type == "exceed_context_size_error":
         return ContextLengthExceeded(error.message)
     return BadRequest(error.message) if error.code == 400 else EngineFailed(error.message)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
+import msgspec
 from msgspec import Struct
 
 from headrace.broker.messages import Job, Result, TokenLogprob, ToolCallDelta
@@ -28,7 +29,8 @@ class Step(NamedTuple):
 
     `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make;
     `tool_calls`: it ended to have its tools called. An engine that parses the model's output itself (tools, reasoning)
-    gives `text`, and then nothing is made of the tokens' pieces here.
+    gives `text`, be it empty: then nothing is made of the tokens' pieces here, and only stop strings are looked for.
+    To continue such a job an engine must be able to parse its tokens again: the log does not say which text was parsed.
     """
 
     tokens: Sequence[Token]
@@ -39,6 +41,10 @@ class Step(NamedTuple):
     text: str | None = None
     reasoning: str | None = None
     tool_calls: Sequence[ToolCallDelta] | None = None
+    untold: int = 0
+    """Tokens that were made but whose ids the engine does not tell; only of parsed steps."""
+    prompt_tokens: int = 0
+    """How many the prompt had after all, if `encode` could only guess; only of a last parsed step."""
 
 
 class Generation(Struct, frozen=True):
@@ -55,11 +61,57 @@ class Generation(Struct, frozen=True):
     choice: int = 0
 
 
+class Details(Struct, frozen=True, omit_defaults=True):
+    """What a model is; what its engine does not know is left at its default.
+
+    `parameters` is their number, `size_bytes` the weights' size on disk, `context_tokens` what the model was made for,
+    and `vocabulary` the number of its tokens. `bos` and `eos` are those tokens as text.
+    """
+
+    format: str = ""
+    family: str = ""
+    parameters: int = 0
+    quantization: str = ""
+    size_bytes: int = 0
+    context_tokens: int = 0
+    vocabulary: int = 0
+    bos: str = ""
+    eos: str = ""
+    chat_template: str = ""
+    digest: str = ""
+
+
 class Capabilities(Struct, frozen=True):
-    """What an engine can do, as data: it goes into the registry."""
+    """What an engine can do, as data: it goes into the registry, see `about`.
+
+    `constraints` are those of `json`, `grammar` and `regex` that it can keep, `embeddings` the length of its vectors
+    (0: it has none), `fim` whether it can fill in text before a `suffix`.
+    """
 
     slots: int
     context_tokens: int
+    tools: bool = False
+    constraints: tuple[str, ...] = ()
+    reasoning: bool = False
+    embeddings: int = 0
+    fim: bool = False
+    details: Details = Details()
+
+    def about(self) -> dict[str, str | int]:
+        """For the registry, where a pod reads it without an engine, as text all of it.
+
+        `context_tokens` and `embeddings` are numbers; `tools`, `reasoning` and `fim` are 0 or 1; `constraints` are
+        words with commas between; `details` is JSON of `Details`, without what is empty.
+        """
+        return {
+            "context_tokens": self.context_tokens,
+            "tools": int(self.tools),
+            "constraints": ",".join(self.constraints),
+            "reasoning": int(self.reasoning),
+            "embeddings": self.embeddings,
+            "fim": int(self.fim),
+            "details": msgspec.json.encode(self.details).decode(),
+        }
 
 
 class Run(Protocol):
@@ -88,6 +140,10 @@ class Engine(Protocol):
 
         Raises BadRequest for a kind that the model cannot do.
         """
+        ...
+
+    def can_continue(self, job: Job) -> bool:
+        """Whether a sequence of this job that has tokens can be gone on with exactly, from its tokens alone."""
         ...
 
     def token(self, token_id: int) -> Token:

@@ -1,7 +1,8 @@
 """The deterministic engine: token i of a request is a function of the request and i, at a rate that is configured.
 
 It ships with the product. Load tests and demos need no model with it, and because anybody can compute what it must say
-(`oracle`), every token of a stream can be checked.
+(`oracle`), every token of a stream can be checked. What it says in place of the oracle's words (JSON, tool calls,
+written scripts) is in `scripted_parts.py`, its answers to jobs of other kinds in `scripted_answers.py`.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Literal
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Result, Text, TokenLogprob
 from headrace.broker.settings import ScriptedModel
-from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
+from headrace.workers.engines import scripted_answers
+from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
+from headrace.workers.engines.scripted_parts import SPECIAL, Part, end_of, parts_of, piece, script_parts, step_of
 
 DEFAULT_TOKENS = 64
 """How many tokens it makes when no limit is given."""
-
-SPECIAL = "<|im_end|>"
 
 _RESOLUTION_S = 0.001
 _LN_HALF = -0.6931471805599453
@@ -54,12 +55,25 @@ def oracle(text: str, seed: int, choice: int, index: int) -> int:
     return zlib.crc32(f"{text}|{seed}|{choice}|{index}".encode())
 
 
-class _Sequence:
-    """One running sequence: when its next token is due, and how far it is."""
+def words(job: Job, choice: int) -> Callable[[int], int]:
+    """The oracle for one choice of a job, whose text is the prompt's and the suffix, if there is one."""
+    text, seed = prompt_text(job.prompt) + (job.suffix or ""), job.sampling.seed or 0
+    return lambda index: oracle(text, seed, choice, index)
 
-    def __init__(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> None:
+
+class _Sequence:
+    """One running sequence: when its next token is due, and how far it is. `parts` is what it says, if not oracles."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        emit: Callable[[Step], None],
+        fail: Callable[[Exception], None],
+        parts: list[Part] | None,
+    ) -> None:
         self.generation = generation
-        self.text = prompt_text(generation.job.prompt)
+        self.parts = parts
+        self.text = prompt_text(generation.job.prompt) + (generation.job.suffix or "")
         self.seed = generation.job.sampling.seed or 0
         self.index = len(generation.generated)
         self.emit = emit
@@ -76,12 +90,23 @@ class ScriptedEngine:
 
     def __init__(self, model: ScriptedModel) -> None:
         self._model = model
-        self._script = [part.encode() if isinstance(part, str) else bytes(part) for part in model.script]
+        self._script_parts = script_parts(model)
+        self._script = [part.token.piece for part in self._script_parts]
+        self._is_plain = all(part.delta is None and part.reasoning is None for part in self._script_parts)
         self._interval_s = 1 / model.tokens_per_s if model.tokens_per_s else 0.0
         self._due: list[tuple[float, int, _Sequence]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
-        self.capabilities = Capabilities(slots=model.slots, context_tokens=model.context_tokens)
+        self.capabilities = Capabilities(
+            slots=model.slots,
+            context_tokens=model.context_tokens,
+            tools=True,
+            constraints=("json",),
+            reasoning=any(part.reasoning is not None for part in self._script_parts),
+            embeddings=model.dimensions,
+            fim=True,
+            details=Details(format="scripted", family="scripted", context_tokens=model.context_tokens),
+        )
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         steps = 20
@@ -93,6 +118,11 @@ class ScriptedEngine:
     async def encode(self, job: Job) -> list[int]:
         """One id for every four bytes, rounded up; the ids say nothing."""
         prompt = job.prompt
+        self._parts(job, 0)  # refuses what it cannot say
+        if isinstance(prompt, Batch):
+            raise BadRequest("one prompt at a time", param="prompt")
+        if job.think and not self.capabilities.reasoning:
+            raise BadRequest("this model does not reason", param="think")
         tokens = -(-_length(prompt) // 4)
         if tokens >= self._model.context_tokens:
             raise ContextLengthExceeded(
@@ -101,14 +131,17 @@ class ScriptedEngine:
             )
         return [0] * tokens
 
+    def can_continue(self, job: Job) -> bool:
+        return True
+
     def token(self, token_id: int) -> Token:
         if self._script:
-            piece = self._script[token_id]
-            return Token(token_id, piece, piece == SPECIAL.encode())
-        return Token(token_id, b" %08x" % token_id)
+            data = self._script[token_id]
+            return Token(token_id, data, data == SPECIAL.encode())
+        return Token(token_id, b" %08x" % token_id if token_id < 1 << 32 else piece(token_id))
 
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
-        sequence = _Sequence(generation, emit, fail)
+        sequence = _Sequence(generation, emit, fail, self._parts(generation.job, generation.choice))
         prefill_rate = self._model.prefill_tokens_per_s
         prefill_s = len(generation.prompt_ids) / prefill_rate if prefill_rate else 0.0
         self._schedule(sequence, asyncio.get_running_loop().time() + prefill_s)
@@ -116,7 +149,7 @@ class ScriptedEngine:
         return sequence
 
     async def answer(self, job: Job) -> tuple[Result, int]:
-        raise BadRequest(f"this model cannot {job.kind}")
+        return scripted_answers.answer(job, self._model, lambda prompt: -(-_length(prompt) // 4))
 
     async def check_health(self) -> None:
         """It is always well."""
@@ -157,6 +190,8 @@ class ScriptedEngine:
 
     def _step(self, sequence: _Sequence) -> bool:
         """Emit one step of a sequence; False when that was its last."""
+        if sequence.parts is not None:
+            return self._say(sequence, sequence.parts)
         left = self._left(sequence)
         count = min(left, 1 if self._interval_s else _BURST)
         token_ids = [self._id(sequence, sequence.index + i) for i in range(count)]
@@ -175,6 +210,35 @@ class ScriptedEngine:
         )
         return not is_last
 
+    def _parts(self, job: Job, choice: int) -> list[Part] | None:
+        """What a choice says in place of the oracle's words or a plain script; raises BadRequest if it cannot."""
+        if not self._script:
+            return parts_of(job, words(job, choice))
+        if self._is_plain:
+            return None
+        return [part for part in self._script_parts if part.reasoning is None or job.think is not False]
+
+    def _say(self, sequence: _Sequence, parts: list[Part]) -> bool:
+        """Emit the next part; False when it was the last. A limit that is reached with the last part is a `limit`."""
+        generation, at = sequence.generation, sequence.index
+        room = self._model.context_tokens - len(generation.prompt_ids)
+        if generation.max_tokens is not None:
+            room = min(room, len(generation.generated) + generation.max_tokens)
+        sequence.index = min(at + 1, len(parts))
+        is_out = sequence.index >= len(parts)
+        is_last = is_out or sequence.index >= room
+        is_eos = is_out and sequence.index < room and not (self._script and self._model.script_end == "limit")
+        end = None if not is_last else end_of(parts) if is_eos else "limit"
+        is_error = is_out and bool(self._script) and self._model.script_end == "error"
+        if at >= min(len(parts), room):
+            sequence.emit(Step([], end=end))
+        else:
+            step = step_of(parts[at], words(generation.job, generation.choice), None if is_error else end)
+            sequence.emit(step._replace(logprobs=self._logprobs(sequence, [token.id for token in step.tokens])))
+        if is_error:
+            sequence.fail(EngineFailed("the scripted engine was told to fail"))
+        return not is_last
+
     def _left(self, sequence: _Sequence) -> int:
         """Tokens that a sequence still makes: to its limit, the script's end, or the default."""
         generation = sequence.generation
@@ -190,7 +254,8 @@ class ScriptedEngine:
         """How many tokens a sequence has if nothing stops it; None if only a limit ends it."""
         if self._script:
             return len(self._script)
-        return DEFAULT_TOKENS if sequence.generation.max_tokens is None else None
+        generation = sequence.generation
+        return DEFAULT_TOKENS if generation.max_tokens is None and not generation.job.ignore_eos else None
 
     def _is_out(self, sequence: _Sequence) -> bool:
         natural = self._natural(sequence)
@@ -220,6 +285,10 @@ class ScriptedEngine:
         ]
 
     def _alternatives(self, token_id: int, count: int) -> list[Alternative]:
-        vocabulary = len(self._script) or 1 << 32
-        ids = [(token_id + k) % vocabulary for k in range(min(count, vocabulary))]
+        if length := token_id >> 32:  # a token of text: the others of its length
+            first, vocabulary = length << 32, 1 << 8 * length
+            ids = [first + (token_id - first + k) % vocabulary for k in range(count)]
+        else:
+            vocabulary = len(self._script) or 1 << 32
+            ids = [(token_id + k) % vocabulary for k in range(min(count, vocabulary))]
         return [Alternative(id, self.token(id).piece, _LN_HALF * (k + 1)) for k, id in enumerate(ids)]

@@ -63,6 +63,7 @@ class VllmEngine:
 
         tell("loading", 0.0)
         self._loaded = vllm_start.start(self._model, folder)
+        self.capabilities = vllm_start.capabilities(self._model, self._loaded)
 
     async def _warm_up(self) -> None:
         """Make a few tokens; raises EngineFailed if they do not come."""

@@ -16,8 +16,10 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.broker.errors import BadRequest
-from headrace.broker.messages import Chat, Constraint, Grammar, Job, JsonObject, JsonSchema, Message, Regex, Tool
+from headrace.broker.messages import Chat, Constraint, Grammar, Job, JsonObject, JsonSchema, Regex, Tool
 from headrace.broker.settings import VllmModel
+from headrace.workers.engines.chat_template import ChatTemplate, openai_message, openai_tool
+from headrace.workers.engines.hf_prompts import active_tools
 from headrace.workers.engines.hf_vocab import HfVocab
 from headrace.workers.engines.protocol import Generation
 from headrace.workers.engines.vllm_parse import Parsing
@@ -47,10 +49,12 @@ class Request(NamedTuple):
 class Requests:
     """Makes requests for one loaded model; raises BadRequest for what it cannot do."""
 
-    def __init__(self, model: VllmModel, llm: AsyncLLM, vocab: HfVocab) -> None:
+    def __init__(self, model: VllmModel, llm: AsyncLLM, vocab: HfVocab, template: ChatTemplate | None) -> None:
         self._model = model
         self._llm = llm
         self._vocab = vocab
+        self.knows_tools = model.tool_parser is not None and template is not None and template.knows_tools
+        self._can_think = template is not None and template.thinking is not None
         self._defaults = llm.model_config.get_diff_sampling_param()
         self._tokenizer = llm.get_tokenizer()
         self._parser_class = ParserManager.get_parser(
@@ -63,14 +67,19 @@ class Requests:
 
     def is_parsed(self, job: Job) -> bool:
         """Whether the model's output is read by parsers; only conversations have tools or reasoning."""
-        return isinstance(job.prompt, Chat) and (self._model.reasoning_parser is not None or _uses_tools(job))
+        if not isinstance(job.prompt, Chat) or job.prompt.is_open:
+            return False
+        return self._model.reasoning_parser is not None or bool(active_tools(job))
 
     def check(self, job: Job) -> None:
         """Raise BadRequest for what would fail later; it may take long, for a large grammar."""
+        is_chat = isinstance(job.prompt, Chat)
         if job.suffix is not None:
             raise BadRequest("this engine cannot fill in text before a suffix", param="suffix")
-        if _uses_tools(job) and self._model.tool_parser is None:
-            raise BadRequest("this model cannot call tools: it has no `tool_parser`", param="tools")
+        if job.think and not (is_chat and self._can_think):
+            raise BadRequest("this model does not reason, or only in a conversation", param="think")
+        if active_tools(job):
+            self._check_tools(job)
         params = self.make(Generation(job, [], [], 1)).params
         try:
             config = self._llm.vllm_config
@@ -79,6 +88,16 @@ class Requests:
             )
         except (VLLMError, ValueError) as error:
             raise _refusal(error, job) from error
+
+    def _check_tools(self, job: Job) -> None:
+        if not isinstance(job.prompt, Chat):
+            raise BadRequest("only a conversation can have tools", param="tools")
+        if job.prompt.is_open:
+            raise BadRequest("an answer that has begun cannot call tools", param="messages")
+        if not self.knows_tools:
+            raise BadRequest(
+                "this model cannot call tools: its `tool_parser` or its template lacks them", param="tools"
+            )
 
     def make(self, generation: Generation) -> Request:
         job = generation.job
@@ -106,12 +125,12 @@ class Requests:
         assert isinstance(job.prompt, Chat)
         fields: dict[str, Any] = {
             "model": self._model.name,
-            "messages": [_message(message) for message in job.prompt.messages],
+            "messages": [openai_message(message) for message in job.prompt.messages],
             "structured_outputs": _structure(job.constraint),
             "chat_template_kwargs": template_arguments,
         }
-        if _uses_tools(job):
-            fields |= {"tools": [_tool(tool, job) for tool in job.tools], "tool_choice": _tool_choice(job)}
+        if tools := active_tools(job):
+            fields |= {"tools": [_tool(tool, job) for tool in tools], "tool_choice": _tool_choice(job)}
             if job.parallel_tool_calls is not None:
                 fields["parallel_tool_calls"] = job.parallel_tool_calls
         try:
@@ -156,10 +175,6 @@ class Requests:
         return penalty
 
 
-def _uses_tools(job: Job) -> bool:
-    return bool(job.tools) and job.tool_choice != "none"
-
-
 def _structure(constraint: Constraint | None) -> StructuredOutputsParams | None:
     match constraint:
         case None:
@@ -174,23 +189,11 @@ def _structure(constraint: Constraint | None) -> StructuredOutputsParams | None:
             return StructuredOutputsParams(regex=pattern)
 
 
-def _message(message: Message) -> dict[str, Any]:
-    plain: dict[str, Any] = {"role": message.role, "content": message.content}
-    if message.tool_calls:
-        plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in message.tool_calls
-        ]
-    if message.role == "tool":
-        plain["tool_call_id"] = message.tool_call_id or ""
-    return plain
-
-
 def _tool(tool: Tool, job: Job) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-    if job.tool_choice == "required":
-        function["strict"] = True  # the call is forced, so its arguments can be too
-    return {"type": "function", "function": function}
+    plain = openai_tool(tool)
+    if job.tool_choice == "required" or job.tool_name is not None:
+        plain["function"]["strict"] = True  # the call is forced, so its arguments can be too
+    return plain
 
 
 def _tool_choice(job: Job) -> Any:

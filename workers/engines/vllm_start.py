@@ -20,6 +20,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.hf_vocab import HfVocab
+from headrace.workers.engines.protocol import Capabilities, Details
 from headrace.workers.engines.vllm_requests import Requests
 
 
@@ -83,11 +84,32 @@ def _loaded(model: VllmModel, llm: AsyncLLM) -> Loaded:
     ends = config.try_get_generation_config().get("eos_token_id") or []
     ends = {*([ends] if isinstance(ends, int) else ends), tokenizer.eos_token_id} - {None}
     vocab = HfVocab(tokenizer, config.get_vocab_size(), ends)
-    template = None
-    if vocab.template is not None:
-        template = ChatTemplate(vocab.template, vocab.special_texts, bos=vocab.bos, eos=vocab.eos, system=model.system)
+    template = vocab.chat_template(model)
     try:
-        requests = Requests(model, llm, vocab)
+        requests = Requests(model, llm, vocab, template)
     except TypeError as error:
         raise ConfigError(f"models: {model.name}: {error}") from error
     return Loaded(llm, vocab, template, requests)
+
+
+def capabilities(model: VllmModel, loaded: Loaded) -> Capabilities:
+    """What a loaded model is and can do, for the registry."""
+    config, template = loaded.llm.model_config, loaded.template
+    return Capabilities(
+        slots=model.slots,
+        context_tokens=config.max_model_len,
+        tools=loaded.requests.knows_tools,
+        constraints=("json", "grammar", "regex"),
+        reasoning=model.reasoning_parser is not None,
+        details=Details(
+            format="safetensors",
+            family=str(config.hf_config.model_type),
+            quantization=model.arguments.quantization or str(config.dtype).removeprefix("torch."),
+            context_tokens=int(getattr(config.hf_config, "max_position_embeddings", 0)),
+            vocabulary=len(loaded.vocab.tokens),
+            bos=loaded.vocab.bos,
+            eos=loaded.vocab.eos,
+            chat_template=template.source if template is not None else "",
+            digest=model.source.sha256 if model.source is not None else "",
+        ),
+    )
