@@ -70,7 +70,9 @@ async def made(engine: VllmEngine, job: Job, generated: list[int] | None = None)
 async def test_the_answer_follows_the_constraint_and_so_does_any_continuation(
     engine: VllmEngine, constraint: Constraint
 ) -> None:
-    job = job_of(Chat([Message("user", "Give me a JSON object with a name and an age.")]), constraint=constraint, max_tokens=24)
+    job = job_of(
+        Chat([Message("user", "Give me a JSON object with a name and an age.")]), constraint=constraint, max_tokens=24
+    )
     whole = await made(engine, job)
     said = whole.data.decode()
     match constraint:
@@ -127,9 +129,10 @@ async def test_a_tool_call_is_continued_at_any_token(engine: VllmEngine) -> None
 
 
 async def test_tools_that_may_be_called_and_are_not_leave_plain_text(engine: VllmEngine) -> None:
-    stream = await made(engine, job_of(PARIS, tools=[WEATHER]))
+    stream = await made(engine, job_of(PARIS, tools=[WEATHER], max_tokens=12))
     assert "Paris" in stream.text
-    assert (stream.end, stream.calls) == ("eos", [])
+    assert stream.text == stream.data.decode()
+    assert stream.calls == []
     without = await made(engine, job_of(PARIS, tools=[WEATHER], tool_choice="none"))
     assert "Paris" in without.data.decode()
     assert {step.text for step in without.steps} == {None}

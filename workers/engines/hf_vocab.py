@@ -23,9 +23,13 @@ class HfVocab:
         added = tokenizer.added_tokens_decoder
         special = {*tokenizer.all_special_ids, *(i for i, token in added.items() if token.special)} | self.eog_ids
         # It knows how each kind of tokenizer (byte level, byte fallback, plain) writes bytes.
-        pieces = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size).decoded_vocab
+        self.info = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(self.eog_ids)
+        )
         # Ids that only pad the vocabulary stand for nothing.
-        self.tokens = [Token(i, piece, i in special or i >= len(tokenizer)) for i, piece in enumerate(pieces)]
+        self.tokens = [
+            Token(i, piece, i in special or i >= len(tokenizer)) for i, piece in enumerate(self.info.decoded_vocab)
+        ]
         # Also what is control in all but name, as `<tool_call>`; but not, for example, runs of spaces.
         self.special_texts = [t.content for i, t in sorted(added.items()) if i in special or t.content[:1] in "<["]
         self.bos: str = tokenizer.bos_token or ""
