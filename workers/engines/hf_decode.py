@@ -48,8 +48,9 @@ class Decoding:
         self._random = torch.Generator()
         self._matcher: Any = None if grammar is None else xgrammar.GrammarMatcher(grammar)
         self._mask = xgrammar.allocate_token_bitmask(1, len(vocab.tokens))
-        for token_id in generation.generated if self._matcher is not None else ():
-            self._matcher.accept_token(token_id)
+        if self._matcher is not None:
+            for token_id in generation.generated:
+                self._matcher.accept_token(token_id)
 
     def turn(self) -> Step | None:
         """Read more of the prompt (None), or make one token."""
