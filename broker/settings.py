@@ -187,6 +187,7 @@ class VllmArguments(Struct, frozen=True, forbid_unknown_fields=True):
     max_logprobs: int | None = None
     tensor_parallel_size: int | None = None
     pipeline_parallel_size: int | None = None
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
     enforce_eager: bool | None = None
     attention_backend: str | None = None
     seed: int | None = None

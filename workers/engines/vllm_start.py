@@ -56,6 +56,8 @@ def _arguments(model: VllmModel, folder: str) -> AsyncEngineArgs:
         for name in model.arguments.__struct_fields__
         if (value := getattr(model.arguments, name)) is not None
     }
+    # Inside a Ray actor vLLM might choose Ray, and ask it for resources that nobody has given it.
+    arguments.setdefault("distributed_executor_backend", "mp")
     return AsyncEngineArgs(
         model=folder,
         revision=model.revision,
