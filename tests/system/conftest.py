@@ -219,10 +219,10 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 __all__ = [
-    "Machine",
-    "MakeMachine",
     "REPO",
     "VLLM_PYTHON",
+    "Machine",
+    "MakeMachine",
     "Settings",
     "alive",
     "free_ports",

@@ -232,7 +232,8 @@ class _Sequence:
 async def _events(request: Request, answer: httpx.Response) -> AsyncIterator[Event]:
     async for chunk in answer.aiter_bytes():
         for event in request.frames.feed(chunk):
-            yield event
+            if event.data.strip():  # some servers ping with empty ones
+                yield event
 
 
 async def _check_status(answer: httpx.Response) -> None:
