@@ -45,6 +45,13 @@ def test_a10_any_cuts_give_the_same_events(cuts: list[int]) -> None:
     assert texts(fed(SseFrames(), *chunks)) == TEXTS
 
 
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a10_two_data_lines_are_one_event_wherever_they_are_cut(end: str) -> None:
+    body = f"data: a{end}data: b{end}{end}data: c{end}{end}".encode()
+    for cut in range(len(body) + 1):
+        assert fed(SseFrames(), body[:cut], b"", body[cut:]) == [Event(b"a\nb"), Event(b"c")]
+
+
 def test_a10_a_byte_order_mark_is_ignored_once() -> None:
     body = b"\xef\xbb\xbfdata: a\n\ndata: \xef\xbb\xbfb\n\n"
     for cut in range(len(body)):
