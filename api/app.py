@@ -1,6 +1,6 @@
 """The pod as an ASGI application.
 
-No middleware wraps the receive/send pair: a wrapper in between hides that a client has left.
+No middleware wraps `receive`, or puts a queue before `send`: a wrapper in between hides that a client has left.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import wire
+from headrace.api import origins, wire
 from headrace.api.pod import Pod
 from headrace.api.relay import retry_after
 from headrace.api.routes import ROUTERS
+from headrace.api.wire.format import status_of
 from headrace.broker import metrics
 from headrace.broker.errors import (
     BadRequest,
@@ -48,6 +49,7 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
     app.state.pod = pod
     for router in ROUTERS:
         app.include_router(router(pod))
+    origins.allow(app, settings.api.origins)
     app.add_exception_handler(HeadraceError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(Exception, _on_bug)
@@ -57,15 +59,15 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
-    body = wire.of_path(request.url.path).error_body(error)
+    form = wire.of_path(request.url.path)
     headers = dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
-        headers["x-request-id"] = job_id
+        headers["x-request-id"] = error.job_id = job_id
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):
         headers["connection"] = "close"
-    return Response(body, error.status, headers=headers, media_type="application/json")
+    return Response(form.error_body(error), status_of(form, error), headers=headers, media_type="application/json")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

@@ -15,16 +15,24 @@ ANONYMOUS = KeySettings(owner="anonymous", sha256="")
 
 
 def caller(request: HTTPConnection, keys: list[KeySettings]) -> KeySettings:
-    """The key that the request carries as a bearer token; raises Unauthorized, which shows nothing of what was sent."""
+    """The key that the request carries; raises Unauthorized, which shows nothing of what was sent."""
     if not keys:
         return ANONYMOUS
-    given = request.headers.getlist("authorization")
-    scheme, _, token = given[0].partition(" ") if len(given) == 1 else ("", "", "")
-    digest = hashlib.sha256(token.encode()).hexdigest() if scheme.lower() == "bearer" and token else ""
+    token = _token(request)
+    digest = hashlib.sha256(token.encode()).hexdigest() if token else ""
     found = [key for key in keys if hmac.compare_digest(key.sha256, digest)]
     if not found:
-        raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer <key>")
+        raise Unauthorized("the API key is missing or wrong: send Authorization: Bearer <key>, or x-api-key: <key>")
     return found[0]
+
+
+def _token(request: HTTPConnection) -> str:
+    """A bearer token, or without such a header Anthropic's `x-api-key`; empty unless it is there exactly once."""
+    if given := request.headers.getlist("authorization"):
+        scheme, _, token = given[0].partition(" ")
+        return token if len(given) == 1 and scheme.lower() == "bearer" else ""
+    given = request.headers.getlist("x-api-key")
+    return given[0] if len(given) == 1 else ""
 
 
 def bounded(wanted: Band | None, ceiling: Band) -> Band:

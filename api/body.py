@@ -23,6 +23,7 @@ MAX_BRACKETS = 200_000
 _TO_BRACKET = re.compile(rb'[^][{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^][{}"]*+)*+(?:([][{}])|\Z)', re.DOTALL)
 _BOM = b"\xef\xbb\xbf"
 _MISSING = re.compile(r"Object missing required field `(.*)`")
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LAST_INDEXES = re.compile(r"(\[[^]]*\])+$")
 
 
@@ -65,5 +66,8 @@ def _wrong_field(said: str) -> BadRequest:
     if missing := _MISSING.fullmatch(problem):
         param = f"{path}.{missing[1]}".lstrip(".")
         return BadRequest(f"{param} is missing.", param=param)
+    if unknown := _UNKNOWN.fullmatch(problem):
+        param = f"{path}.{unknown[1][:64]}".lstrip(".")
+        return BadRequest(f"{param} is not known here.", param=param)
     param = _LAST_INDEXES.sub("", path)
     return BadRequest(f"{param or 'The body'}: {problem[:1].lower()}{problem[1:]}.", param=param or None)

@@ -14,11 +14,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.connection import Connection
+from headrace.api.joining import joined
 from headrace.api.pod import Pod
-from headrace.api.requests import Cut
-from headrace.api.wire.format import Format
+from headrace.api.requests import Cut, Skip
+from headrace.api.wire.format import Format, can_join, status_of
 from headrace.broker import errors, keys, metrics
-from headrace.broker.errors import BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
+from headrace.broker.errors import BadPosition, BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
 from headrace.broker.tail import Reader
 
@@ -36,7 +37,16 @@ class ClientGone(HeadraceError):
 class Subject:
     """What a response is about: a job, as one reader of it sees it."""
 
-    def __init__(self, pod: Pod, job_id: str, view: View, form: Format, route: str, grace_ms: int | None) -> None:
+    def __init__(  # noqa: PLR0913  # what is read, for whom, and how
+        self,
+        pod: Pod,
+        job_id: str,
+        view: View,
+        form: Format,
+        route: str,
+        grace_ms: int | None,
+        coalesce_s: float = 0.0,
+    ) -> None:
         self.pod = pod
         self.job_id = job_id
         self.view = view
@@ -44,6 +54,8 @@ class Subject:
         self.route = route
         self.grace_ms = grace_ms
         """What this reader's leaving means, if it said so; None is what was said at admission."""
+        self.coalesce_s = coalesce_s
+        """Frames wait this long for others to go out with."""
         self.is_replay = False
         """It joins a job that an earlier request with the same idempotency key has made."""
         self.started_at = time.monotonic()
@@ -118,8 +130,9 @@ class Reply(Response):
 
     async def _refuse(self, send: Send, error: HeadraceError) -> None:
         """The error in place of the response, with its own status."""
-        self.outcome = error.code
-        await self._send_whole(send, error.status, self.subject.form.error_body(error), retry_after(error))
+        self.outcome, error.job_id = error.code, self.subject.job_id
+        form = self.subject.form
+        await self._send_whole(send, status_of(form, error), form.error_body(error), retry_after(error))
 
     async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
         await self._send_start(
@@ -158,13 +171,14 @@ class WholeReply(Reply):
 class StreamReply(Reply):
     """A response frame by frame; `cut` is what the client has already."""
 
-    def __init__(self, subject: Subject, reader: Reader, cut: Cut | None) -> None:
+    def __init__(self, subject: Subject, reader: Reader, cut: Cut | Skip | None) -> None:
         super().__init__(subject, reader)
         self.wrote_at = time.monotonic()
         self.is_writing = False
         self._fold = subject.form.fold(subject.job_id, subject.view)
         self._cut = cut
         self._is_past_cut = cut is None
+        self._left = cut.frames if isinstance(cut, Skip) else 0
         self._has_headers = False
         self._are_headers_due = False
         self._beat_at = 0.0
@@ -219,9 +233,12 @@ class StreamReply(Reply):
         held: list[ReadEntry] = []
         while True:
             entries = await self.reader.read()
+            if self.subject.coalesce_s and self._has_headers and entries and not entries[-1].is_end:
+                await asyncio.sleep(self.subject.coalesce_s)
+                entries += self.reader.take()
             held += entries
             if not entries:
-                await self._write_heartbeat(send)
+                held = await self._write_heartbeat(send, held)
             elif self._has_headers or any(map(_is_begun, entries)):
                 if await self._write_entries(send, held):
                     return
@@ -232,18 +249,26 @@ class StreamReply(Reply):
         ended = end_of(entries[-1])
         if ended and not self._has_headers and not any(map(_is_started, entries)):
             raise_failure(ended)
-        frames: list[bytes] = []
-        for entry in entries:
-            self._note(entry)
-            frames += self._frames(entry)
+        frames = self._take_in(entries)
         if ended:
+            if not self._is_past_cut:
+                raise BadPosition("the position is later than the stream's end")
             frames.append(self.subject.form.terminator)
             self.outcome = "ok" if ended.status == "done" else (ended.error.code if ended.error else ended.status)
         if self._is_past_cut and (frames or not self._has_headers):
             await self._write(send, b"".join(frames), is_last=ended is not None)
             self._observe_lag(entries[-1])
-            self.reader.sink = self._push
+            self.reader.sink = None if self.subject.coalesce_s else self._push
         return ended is not None
+
+    def _take_in(self, entries: list[ReadEntry]) -> list[bytes]:
+        frames: list[bytes] = []
+        if len(entries) > 1 and self._is_past_cut and can_join(self.subject.form):
+            entries = joined(entries)
+        for entry in entries:
+            self._note(entry)
+            frames += self._frames(entry)
+        return frames
 
     def _push(self, entry: ReadEntry) -> bool:
         """The hot path, of a client that keeps up: one entry from the hint to the socket, without a task.
@@ -283,6 +308,11 @@ class StreamReply(Reply):
         if self._is_past_cut or self._cut is None:
             return 0
         metrics.REPLAYED_EVENTS.inc()
+        if isinstance(self._cut, Skip):
+            seen = min(self._left, count)
+            self._left -= seen
+            self._is_past_cut = self._left == 0
+            return seen
         at = keys.position(entry.id)
         if at < self._cut.entry:
             return count
@@ -299,11 +329,19 @@ class StreamReply(Reply):
         elif not self._is_claimed:
             self._is_claimed = isinstance(first, Claimed)
 
-    async def _write_heartbeat(self, send: Send) -> None:
-        """A heartbeat if one is due; it brings the headers with it if they have waited long enough."""
+    async def _write_heartbeat(self, send: Send, held: list[ReadEntry]) -> list[ReadEntry]:
+        """A heartbeat if one is due; answers the entries that are still held.
+
+        It brings the headers with it if they have waited long enough, and what was held with them: a format whose first
+        frame is an early one, so that its client knows where to come back to.
+        """
         is_due = time.monotonic() >= self._beat_at if self._has_headers else self._are_headers_due
-        if is_due:
-            await self._write(send, self.subject.form.heartbeat(await self._waiting_note(), self.subject.view))
+        if not is_due:
+            return held
+        frames = self._take_in(held)
+        note = self.subject.form.heartbeat(await self._waiting_note(), self.subject.view)
+        await self._write(send, b"".join((*frames, note)))
+        return []
 
     async def _waiting_note(self) -> str:
         if self._is_claimed:
@@ -329,7 +367,7 @@ class StreamReply(Reply):
         self._beat_later()
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
-        self.outcome = error.code
+        self.outcome, error.job_id = error.code, self.subject.job_id
         if not self._has_headers:
             await self._refuse(send, error)
             return

@@ -8,7 +8,7 @@ import re
 from typing import cast, get_args
 
 from msgspec import Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from headrace.broker import keys
 from headrace.broker.errors import BadPosition, BadRequest, BodyTimeout, BodyTooLarge
@@ -19,6 +19,7 @@ _POSITION = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10}-[0-9]{1,10})(?:\.([1-9][0-
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _GRACE_MAX_S = 86_400
+_COALESCE_MAX_MS = 10_000
 
 
 class Cut(Struct, frozen=True):
@@ -27,6 +28,12 @@ class Cut(Struct, frozen=True):
     job_id: str
     entry: tuple[int, int]
     frame: int | None
+
+
+class Skip(Struct, frozen=True):
+    """Where a client stopped reading, in a format whose frames are numbered: it has this many."""
+
+    frames: int
 
 
 async def read_body(request: Request, limits: ApiSettings) -> bytes:
@@ -49,7 +56,7 @@ async def read_body(request: Request, limits: ApiSettings) -> bytes:
     return bytes(body)
 
 
-def grace_ms(request: Request, *, default_ms: int) -> int:
+def grace_ms(request: HTTPConnection, *, default_ms: int) -> int:
     """`X-On-Disconnect: cancel | continue | <seconds>`: 0, -1, or milliseconds."""
     text = request.headers.get("x-on-disconnect")
     match text:
@@ -70,7 +77,7 @@ def grace_ms(request: Request, *, default_ms: int) -> int:
     return round(seconds * 1000)
 
 
-def idempotency_key(request: Request) -> str | None:
+def idempotency_key(request: HTTPConnection) -> str | None:
     """`Idempotency-Key`: 1 to 255 visible ASCII characters, once; raises BadRequest for anything else."""
     given = request.headers.getlist("idempotency-key")
     if not given:
@@ -80,7 +87,7 @@ def idempotency_key(request: Request) -> str | None:
     return given[0]
 
 
-def queue_timeout_ms(request: Request, longest_s: float) -> int | None:
+def queue_timeout_ms(request: HTTPConnection, longest_s: float) -> int | None:
     """`X-Queue-Timeout: <seconds>`: how long the request may wait before it ends as `timeout`."""
     text = request.headers.get("x-queue-timeout")
     if text is None:
@@ -96,7 +103,15 @@ def queue_timeout_ms(request: Request, longest_s: float) -> int | None:
     return math.ceil(seconds * 1000)
 
 
-def band(request: Request) -> Band | None:
+def coalesce_s(request: HTTPConnection) -> float:
+    """`X-Coalesce-Ms: <milliseconds>`: what comes within so long goes out together; 0 if it is not there."""
+    text = request.headers.get("x-coalesce-ms", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= _COALESCE_MAX_MS):
+        raise BadRequest(f"X-Coalesce-Ms must be a whole number up to {_COALESCE_MAX_MS}", param="X-Coalesce-Ms")
+    return int(text) / 1000
+
+
+def band(request: HTTPConnection) -> Band | None:
     """`X-Priority: interactive | default | batch`."""
     text = request.headers.get("x-priority")
     if text is None:
@@ -106,17 +121,20 @@ def band(request: Request) -> Band | None:
     return cast(Band, text)
 
 
-def user_request_id(request: Request) -> str | None:
+def user_request_id(request: HTTPConnection) -> str | None:
     """The client's own `X-Request-Id`, for logs: dropped if it is not 1 to 128 safe characters."""
     text = request.headers.get("x-request-id", "")
     return text if _SAFE_ID.fullmatch(text) else None
 
 
-def cut(request: Request, shards: int) -> Cut | None:
+def cut(request: HTTPConnection, shards: int) -> Cut | None:
     """The position in `Last-Event-ID` or `?after=`; None if there is none; raises BadPosition if it is not one."""
     text = request.headers.get("last-event-id") or request.query_params.get("after")
-    if not text:
-        return None
+    return position(text, shards) if text else None
+
+
+def position(text: str, shards: int) -> Cut:
+    """Read `<job>.<attempt>-<n>`, with `.<k>` for a frame inside of an entry; raises BadPosition."""
     found = _POSITION.fullmatch(text)
     if found is None or not keys.is_job_id(found[1], shards):
         raise BadPosition(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from functools import partial
 from http import HTTPStatus
@@ -11,6 +12,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from headrace.api.app import create_app
 from headrace.api.connection import Connection
@@ -19,6 +21,9 @@ from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, Hea
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 from headrace.broker.tasks import loop_factory
+
+_handshakes = logging.getLogger(f"{__name__}.handshakes")
+_handshakes.setLevel(logging.WARNING)
 
 
 class PodConnection(Connection):
@@ -110,6 +115,55 @@ class PodProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
+class SocketConnection(Connection):
+    """A WebSocket of uvicorn's. What is written are lines; each is a message."""
+
+    def __init__(self, protocol: PodWebSocket) -> None:
+        super().__init__()
+        self._protocol = protocol
+
+    def abort(self) -> None:
+        self._protocol.transport.abort()
+
+    def can_write_chunk(self) -> bool:
+        protocol = self._protocol
+        return protocol.writable.is_set() and not protocol.close_sent and not protocol.transport.is_closing()
+
+    def write_chunk(self, data: bytes) -> None:
+        conn = self._protocol.conn
+        for line in data.split(b"\n"):
+            if line:
+                conn.send_text(line)
+        self._protocol.transport.write(b"".join(conn.data_to_send()))
+
+
+class PodWebSocket(WebSocketsSansIOProtocol):
+    """A WebSocket as uvicorn carries it, but one that a pod which ends lets go on, like any other stream.
+
+    uvicorn would close it at once; here its task is given `drain_s`, and closes it with 1001 then.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # what they log of a handshake shows its query, and the key that a subprotocol may carry
+        self.logger = self.conn.logger = _handshakes
+        self.conn.debug = False
+
+    def handle_connect(self, event: Any) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:  # it was a handshake
+            SocketConnection(self).enter(self.scope)
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.http.response.body" and self.close_sent:
+            self.handshake_complete = True  # refused; uvicorn would call it an error of the application
+
+    def shutdown(self) -> None:
+        if self.close_sent or not self.handshake_complete:
+            super().shutdown()
+
+
 def bind(settings: Settings, port: int) -> socket.socket:
     """Take the port now, so that a port in use is a clear error before anything else starts."""
     host = settings.api.host
@@ -134,7 +188,11 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
         app,
         http=protocol,
         loop="none",
-        ws="none",
+        ws=PodWebSocket,
+        ws_max_size=settings.api.max_body_bytes,
+        ws_ping_interval=settings.api.heartbeat_s,
+        ws_ping_timeout=settings.api.heartbeat_s,
+        ws_per_message_deflate=False,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -6,16 +6,20 @@ import asyncio
 import hashlib
 import logging
 import time
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
 from msgspec import structs
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
 
 from headrace.api import auth, estimate, requests
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply, StreamReply, Subject, WholeReply
-from headrace.api.requests import Cut
+from headrace.api.relay import StreamReply, Subject, WholeReply
+from headrace.api.requests import Cut, Skip
 from headrace.api.wire import BY_NAME
-from headrace.api.wire.format import Format, Parsed
+from headrace.api.wire.format import Format, Parsed, Whole
 from headrace.broker import keys, metrics
 from headrace.broker.errors import (
     BadPosition,
@@ -26,15 +30,18 @@ from headrace.broker.errors import (
     LogLost,
     ModelNotFound,
 )
-from headrace.broker.messages import Job, View
+from headrace.broker.messages import Job, View, decode_entry
 from headrace.broker.protocol import Admission, JobStatus, Share
 from headrace.broker.settings import KeySettings, Model
-from headrace.broker.tail import REPAIR_S
+from headrace.broker.tail import REPAIR_S, START, Reader
 
 log = logging.getLogger(__name__)
 
+_PAGE = 1000
+"""Log entries read at a time."""
 
-def caller_of(pod: Pod, request: Request) -> KeySettings:
+
+def caller_of(pod: Pod, request: HTTPConnection) -> KeySettings:
     """Check what every route checks before it reads a body."""
     limit = pod.settings.api.max_header_bytes
     if sum(len(name) + len(value) for name, value in request.scope["headers"]) > limit:
@@ -42,20 +49,67 @@ def caller_of(pod: Pod, request: Request) -> KeySettings:
     return auth.caller(request, pod.settings.keys)
 
 
-async def generate(pod: Pod, request: Request, form: Format) -> Reply:
-    """A route that generates: a new job, or with a position in the request the rest of one that is there."""
+Complete = Callable[[Parsed], Awaitable[Parsed]]
+"""What a route does with a request that was read, if that takes more than the body."""
+
+
+class Place(NamedTuple):
+    """A reader's place in a job's log; `cut` is what its client has already. A job in the background has no reader."""
+
+    subject: Subject
+    reader: Reader | None
+    cut: Cut | Skip | None = None
+
+    @property
+    def stream(self) -> StreamReply:
+        assert self.reader is not None
+        return StreamReply(self.subject, self.reader, self.cut)
+
+    async def reply(self) -> Response:
+        """In pieces or in one, as was asked for when the job was made; without a reader, as far as it has come."""
+        subject = self.subject
+        if self.reader is None:
+            headers = {"x-idempotent-replay": "true"} if subject.is_replay else {}
+            return await as_it_is(subject.pod, subject.job_id, subject.view, subject.form, headers)
+        return self.stream if subject.view.stream else WholeReply(subject, self.reader)
+
+
+async def generate(
+    pod: Pod, request: Request, form: Format, body: bytes | None = None, complete: Complete | None = None
+) -> Response:
+    """A route that generates: a new job, or with a position in the request the rest of one that is there.
+
+    `body` is what stands in for the request's own, where it has none.
+    """
     key = caller_of(pod, request)
     cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         return await resume(pod, request, cut.job_id, form)
-    idempotency_key = requests.idempotency_key(request)
-    body = await requests.read_body(request, pod.settings.api)
+    if body is None:
+        body = await requests.read_body(request, pod.settings.api)
+    return await (await admit(pod, request, form, body, key, complete)).reply()
+
+
+async def admit(  # who asks, for what, in which words
+    pod: Pod,
+    request: HTTPConnection,
+    form: Format,
+    body: bytes,
+    key: KeySettings,
+    complete: Complete | None = None,
+) -> Place:
+    """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
+    idempotency_key, coalesce_s = requests.idempotency_key(request), requests.coalesce_s(request)
     parsed = form.parse(body, pod.settings.api)
-    model = _model(pod, parsed.job.model)
+    model = chosen(pod, request, parsed.job.model)
+    parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()
+    if complete is not None:
+        parsed = await complete(parsed)
     # who sends a key means to come back, so that also a response in one piece outlives its connection
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
-    grace_ms = requests.grace_ms(request, default_ms=default_ms)
+    grace_ms = requests.grace_ms(request, default_ms=-1 if parsed.is_background else default_ms)
+    is_unread = parsed.is_background and not parsed.stream
     job, view = _job(pod, request, form, parsed, key)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
@@ -64,23 +118,30 @@ async def generate(pod: Pod, request: Request, form: Format) -> Reply:
     admission = Admission(
         job,
         view,
-        pod.id,
+        None if is_unread else pod.id,
         grace_ms,
         estimate.prompt_tokens(job.prompt),
         estimate.cost_tokens(job, model.context_tokens),
         Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
+        parsed.is_kept,
     )
-    admitted = await pod.broker.admit(admission)
+    try:
+        admitted = await pod.broker.admit(admission)
+    except OverflowError as error:  # in a schema, say, where anything may stand
+        raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
-        return await _join(pod, request, job.id, view)
-    reader = pod.tail.open_admitted(job.id, admitted)
+        return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
-    subject = Subject(pod, job.id, view, form, request.url.path, None)
-    return StreamReply(subject, reader, None) if parsed.stream else WholeReply(subject, reader)
+    subject = Subject(pod, job.id, view, form, request.url.path, None, coalesce_s)
+    if is_unread:
+        request.state.job_id = job.id
+        subject.count("accepted")
+        return Place(subject, None)
+    return Place(subject, pod.tail.open_admitted(job.id, admitted))
 
 
-async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
+async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, is_unread: bool) -> Place:
     """The whole answer of a job that an earlier request with this idempotency key has made, live or ended.
 
     Raises IdempotencyKeyReused if that was another request.
@@ -92,35 +153,73 @@ async def _join(pod: Pod, request: Request, job_id: str, asked: View) -> Reply:
     if (view.fingerprint, view.format) != (asked.fingerprint, asked.format):
         raise IdempotencyKeyReused(param="Idempotency-Key")
     request.state.job_id = job_id
-    reader = await pod.tail.attach(job_id)
+    reader = None if is_unread else await pod.tail.attach(job_id)
     log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
-    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request))
+    coalesce_s = requests.coalesce_s(request)
+    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request), coalesce_s)
     subject.is_replay = True
-    return StreamReply(subject, reader, None) if view.stream else WholeReply(subject, reader)
+    return Place(subject, reader)
 
 
-def _asked_grace_ms(request: Request) -> int | None:
+async def as_it_is(
+    pod: Pod, job_id: str, view: View, form: Format, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
+    """What a job has come to so far, in one piece, without waiting; for formats whose `body` may be asked early."""
+    whole = form.whole(job_id, view)
+    await fold_log(pod, job_id, whole)
+    return Response(whole.body(), 200, {"x-request-id": job_id, **headers}, "application/json")
+
+
+async def fold_log(pod: Pod, job_id: str, whole: Whole) -> None:
+    """Feed a log, as far as it has come; raises JobNotFound if there is none."""
+    first = START
+    while rows := await pod.broker.read(job_id, first, _PAGE):
+        for entry_id, data in rows:
+            whole.feed(decode_entry(entry_id, data))
+        attempt, n = keys.position(rows[-1][0])
+        first = f"{attempt}-{n + 1}"
+    if first == START:
+        raise JobNotFound
+
+
+def _asked_grace_ms(request: HTTPConnection) -> int | None:
     """What a reader that has come to a job that was there says about its leaving; None if nothing."""
     asked_ms = requests.grace_ms(request, default_ms=-2)
     return None if asked_ms == -2 else asked_ms
 
 
-async def resume(pod: Pod, request: Request, job_id: str, form: Format | None) -> StreamReply:
+async def resume(
+    pod: Pod, request: HTTPConnection, job_id: str, form: Format | None, skip: Skip | None = None
+) -> StreamReply:
     """The stream of a job from a position on, or from its start, in its own format or another."""
+    cut = None if skip else requests.cut(request, pod.broker.shards)
+    place = await attach(pod, request, job_id, form, cut)
+    return place._replace(cut=skip or cut).stream
+
+
+async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | None, cut: Cut | None) -> Place:
+    """One more reader of a job that is there."""
+    grace_ms, coalesce_s = _asked_grace_ms(request), requests.coalesce_s(request)
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
-    cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         status = await _repaired(pod, cut, status)
     _check_cut(cut, job_id, status, form)
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
     log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
-    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request))
-    return StreamReply(subject, reader, cut)
+    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s)
+    return Place(subject, reader, cut)
 
 
-async def find(pod: Pod, request: Request, job_id: str) -> JobStatus:
+async def has_all(pod: Pod, request: HTTPConnection, cut: Cut) -> bool:
+    """Has a client that comes back seen the end already? Then there is nothing to send."""
+    status = await find(pod, request, cut.job_id)
+    has_ended = status.state not in ("waiting", "running")
+    return has_ended and cut.frame is None and cut.entry == keys.position(status.last)
+
+
+async def find(pod: Pod, request: HTTPConnection, job_id: str) -> JobStatus:
     """The job, if it is the caller's; one of somebody else is not found, like one that is not there.
 
     From then on the request is about this job: `request.state.job_id`, which also the errors that follow carry.
@@ -158,14 +257,21 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def _model(pod: Pod, name: str) -> Model:
+def chosen(pod: Pod, request: HTTPConnection, name: str) -> Model:
+    """The model that a request means. Only formats that need not name one leave `name` empty: `?model=` says it then,
+    or it is the first one."""
+    return model_of(pod, name or request.query_params.get("model") or pod.settings.models[0].name)
+
+
+def model_of(pod: Pod, name: str) -> Model:
+    """The configured model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
     for model in pod.settings.models:
-        if model.name == name:
+        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
             return model
-    raise ModelNotFound(f"there is no model {name[:128]!r} here; GET /v1/models lists what there is", param="model")
+    raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
-def _job(pod: Pod, request: Request, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
+def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
     job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
     view = View(
         key.owner,

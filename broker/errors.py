@@ -4,11 +4,13 @@ HeadraceError
 ├── BadRequest 400 invalid_request        the request itself is wrong; nothing was enqueued
 │   ├── ContextLengthExceeded 400         the prompt does not fit the model's context
 │   ├── BadPosition 400                   a resume position that cannot be read
+│   ├── PreviousNotFound 400              the response to go on from is not there, or not complete
 │   ├── IdempotencyKeyReused 422
 │   ├── BodyTooLarge 413
 │   ├── BodyTimeout 408
 │   └── HeadersTooLarge 431
 ├── Unauthorized 401
+├── OriginNotAllowed 403                  a page of another site
 ├── NotFound 404                          no such route, job or model
 │   ├── JobNotFound 404
 │   └── ModelNotFound 404
@@ -21,7 +23,7 @@ HeadraceError
 │   └── BrokerDown 503                    Redis does not answer
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
-│   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed (EngineDied) 500
 │   ├── NotContinuable 503                its worker was lost, and no other can go on with exactly this answer
 │   └── LogLost 410, LogGap 500           the log cannot be continued without showing wrong text
 └── ConfigError                           headrace.yaml is wrong; exits with 2
@@ -31,7 +33,12 @@ A worker sends `code` and message through the log; `from_failure` builds the sam
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_PROMPT = re.compile(r"prompt has ([0-9]+) tokens")
+_CONTEXT = re.compile(r"context(?: length)? is ([0-9]+)")
+"""A log carries an error as a code and a message, so that its numbers stand in the message and nowhere else."""
 
 
 class HeadraceError(Exception):
@@ -46,6 +53,8 @@ class HeadraceError(Exception):
         self.message = message or (type(self).__doc__ or "").split("\n", 1)[0]
         self.param = param
         self.retry_after_s = self.retry_after_default_s if retry_after_s is None else retry_after_s
+        self.job_id: str | None = None
+        """The job that it is about, once that is known: some formats say it in the body."""
         super().__init__(self.message)
 
 
@@ -61,11 +70,23 @@ class ContextLengthExceeded(BadRequest):
 
     code = "context_length_exceeded"
 
+    @property
+    def counts(self) -> tuple[int, int] | None:
+        """Tokens of the prompt and of the context, if the message says them."""
+        prompt, context = _PROMPT.search(self.message), _CONTEXT.search(self.message)
+        return (int(prompt[1]), int(context[1])) if prompt and context else None
+
 
 class BadPosition(BadRequest):
     """The resume position is not one of this stream."""
 
     code = "invalid_position"
+
+
+class PreviousNotFound(BadRequest):
+    """The previous response is not there, or has expired."""
+
+    code = "previous_response_not_found"
 
 
 class IdempotencyKeyReused(BadRequest):
@@ -101,6 +122,13 @@ class Unauthorized(HeadraceError):
 
     code = "invalid_api_key"
     status = 401
+
+
+class OriginNotAllowed(HeadraceError):
+    """Pages of this origin may not connect; `api.origins` lists those that may."""
+
+    code = "origin_not_allowed"
+    status = 403
 
 
 class NotFound(HeadraceError):
@@ -220,6 +248,12 @@ class EngineFailed(JobEnded):
     """The engine failed while it worked on this request."""
 
     code = "engine_error"
+
+
+class EngineDied(EngineFailed):
+    """The process that makes the tokens has ended."""
+
+    code = "engine_died"
 
 
 class NotContinuable(JobEnded):

@@ -22,7 +22,10 @@ class Key(NamedTuple):
 
 KEYS: dict[str, Key] = {
     "job": Key(
-        "job:", "hash", "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage", "job"
+        "job:",
+        "hash",
+        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, is_kept, is_forgotten",
+        "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
     "readers": Key("readers:", "hash", "pod id: end of its reading lease, epoch ms", "job"),
@@ -59,7 +62,8 @@ KEYS: dict[str, Key] = {
     "hints": Key("pod:", "channel", "<pod>: acknowledged entries of the jobs that it reads", "-"),
     "wake": Key("wake:", "channel", "<replica>: there is work", "-"),
 }
-"""Expiry: `job` is the job's own life (`queue_timeout_s + max_run_s + log_ttl_s`, then `log_ttl_s` from the end);
+"""Expiry: `job` is the job's own life (`queue_timeout_s + max_run_s + log_ttl_s`, then `log_ttl_s` from the end, or
+`stored_ttl_s` if it is kept);
 `kept` is renewed to at least that with every write; `queue` too, and it is deleted when the queue is empty; `presence`
 is a few heartbeats; `dead letter` is `dead_letter_ttl_s` from the last one, as for the job and the log of each;
 `secret` is 30 days from its last use."""

@@ -15,7 +15,7 @@ from headrace.broker import keys
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
 from headrace.broker.memory_shard import CancelState, MemoryShard, Presence
-from headrace.broker.messages import BANDS
+from headrace.broker.messages import BANDS, Job
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -100,6 +100,12 @@ class MemoryBroker:
 
     async def status(self, job_id: str) -> JobStatus | None:
         return self._of(job_id).status(job_id)
+
+    async def job(self, job_id: str) -> Job | None:
+        return self._of(job_id).job(job_id)
+
+    async def forget(self, job_id: str) -> bool:
+        return self._of(job_id).forget(job_id)
 
     async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
         return self._shards[shard].dead_letters(count)

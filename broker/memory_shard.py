@@ -12,8 +12,8 @@ from typing import Literal
 from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
-from headrace.broker.memory_state import ShardState, StoredJob, is_over, ms, next_id
-from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Queued, decode_entry, decode_usage, encode
+from headrace.broker.memory_state import FORGET_MS, ShardState, StoredJob, is_over, ms, next_id
+from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Job, Queued, decode_entry, decode_usage, encode
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -54,13 +54,15 @@ class MemoryShard(ShardState):
             age=self._next_serial(),
             tag=self._start_tag(job.model, admission),
             enqueued_ms=now,
-            expires_ms=now + ms(queue.queue_timeout_s + queue.max_run_s + queue.log_ttl_s),
+            expires_ms=now + ms(queue.queue_timeout_s + queue.max_run_s),
             place=None,
             deadline_ms=now + (ms(queue.queue_timeout_s) if timeout_ms is None else timeout_ms),
             unread_ms=now + reading_ms + admission.grace_ms if admission.grace_ms >= 0 else None,
             log=[("0-1", encode(Entry(0, [Queued(now)])))],
             readers={admission.pod: now + reading_ms} if admission.pod else {},
         )
+        stored.is_kept = admission.is_kept
+        stored.expires_ms += self._log_ttl_ms(stored)
         self._jobs[job.id] = stored
         self._enqueue(stored, admission.view.band)
         return Admitted(True, "0-1", now)
@@ -176,6 +178,20 @@ class MemoryShard(ShardState):
             self._tell(stored.worker, job_id)
         return "running"
 
+    def job(self, job_id: str) -> Job | None:
+        stored = self.find(job_id)
+        is_there = stored and (stored.ended is None or stored.is_kept or stored.died)
+        return stored.admission.job if stored and is_there else None
+
+    def forget(self, job_id: str) -> bool:
+        stored = self.find(job_id)
+        if stored is None or stored.is_forgotten:
+            return False
+        stored.is_kept, stored.is_forgotten, stored.died = False, True, None
+        if self.cancel(job_id, "delete") == "ended":
+            stored.expires_ms = self._now_ms() + FORGET_MS
+        return True
+
     # -- readers --------------------------------------------------------------------------------------------------
 
     def watch(self, pod: str, job_id: str) -> bool:
@@ -185,7 +201,7 @@ class MemoryShard(ShardState):
         is_new = pod not in stored.readers
         stored.readers[pod] = now + lease_ms
         if stored.ended:
-            stored.expires_ms = max(stored.expires_ms, now + lease_ms, now + ms(self._queue.log_ttl_s))
+            stored.expires_ms = max(stored.expires_ms, now + lease_ms, now + self._log_ttl_ms(stored))
             return True
         if stored.admission.grace_ms >= 0:
             stored.unread_ms = max(stored.unread_ms or 0, now + lease_ms + stored.admission.grace_ms)
@@ -232,7 +248,7 @@ class MemoryShard(ShardState):
 
     def status(self, job_id: str) -> JobStatus | None:
         stored = self.find(job_id)
-        if stored is None:
+        if stored is None or stored.is_forgotten:
             return None
         ahead = list(self._waiting(stored.model)).index(stored) if stored.place else None
         state = stored.ended or ("waiting" if stored.place else "running")
@@ -250,7 +266,8 @@ class MemoryShard(ShardState):
         stored = self.find(job_id)
         if stored is None or stored.died is None:
             return False
-        stored.died, stored.expires_ms = None, self._now_ms() + ms(self._queue.log_ttl_s)
+        stored.died, stored.expires_ms = None, self._now_ms() + self._log_ttl_ms(stored)
+        stored.is_kept = False
         return True
 
     def stats(self, model: str) -> ModelStats:

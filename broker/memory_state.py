@@ -24,6 +24,9 @@ from headrace.broker.messages import (
 from headrace.broker.protocol import Admission, Append, Position, Written
 from headrace.broker.settings import QueueSettings
 
+FORGET_MS = 10_000
+"""How long readers of a job that is forgotten may still read it."""
+
 
 @dataclass
 class StoredJob:
@@ -51,6 +54,9 @@ class StoredJob:
     """What it has used, once all its choices are finished."""
     died: tuple[int, str, str] | None = None
     """A dead letter: when, of what, with whom."""
+
+    is_kept: bool = False
+    is_forgotten: bool = False
 
     @property
     def last(self) -> Position:
@@ -165,7 +171,12 @@ class ShardState:
             None
         )
         stored.cancel, stored.ended = "", status
-        stored.expires_ms = self._now_ms() + ms(self._queue.log_ttl_s)
+        stored.expires_ms = self._now_ms() + self._log_ttl_ms(stored)
+
+    def _log_ttl_ms(self, stored: StoredJob) -> int:
+        if stored.is_forgotten:
+            return FORGET_MS
+        return ms(max(self._queue.log_ttl_s, self._queue.stored_ttl_s if stored.is_kept else 0.0))
 
     def _finish_unrun(self, stored: StoredJob, status: Status, code: str, message: str = "") -> bool:
         if stored.ended is not None:

@@ -34,7 +34,7 @@ class Admission(Struct, frozen=True):
     """A job on its way in. `pod` becomes its first reader; `grace_ms` -1 means that it runs also if nobody reads.
 
     `prompt_tokens` and `cost_tokens` (those and what is generated) are estimates. `queue_timeout_ms` None is the
-    deployment's `queue_timeout_s`.
+    deployment's `queue_timeout_s`. `is_kept`: from its end the job, its spec too, lives for `stored_ttl_s`.
     """
 
     job: Job
@@ -45,6 +45,7 @@ class Admission(Struct, frozen=True):
     cost_tokens: int = 256
     share: Share = Share()
     queue_timeout_ms: int | None = None
+    is_kept: bool = False
 
 
 class Admitted(Struct, frozen=True):
@@ -241,6 +242,17 @@ class Broker(Protocol):
         ...
 
     async def status(self, job_id: str) -> JobStatus | None: ...
+
+    async def job(self, job_id: str) -> Job | None:
+        """What a job asks for: until its end, and as long as it is known if it is kept; else None."""
+        ...
+
+    async def forget(self, job_id: str) -> bool:
+        """Let nobody find a job any more, and cancel it if it has not ended; False if there is none.
+
+        Who reads it already reads on to its end.
+        """
+        ...
 
     async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
         """Up to `count` dead letters, those that died last first."""

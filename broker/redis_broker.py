@@ -21,6 +21,7 @@ from redis.exceptions import (
 
 from headrace.broker import keys, messages, scripts
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, OwnerQueueFull, QueueFull
+from headrace.broker.messages import Job
 from headrace.broker.protocol import (
     Admission,
     Admitted,
@@ -116,6 +117,7 @@ class RedisBroker:
     async def admit(self, admission: Admission) -> Admitted:
         job, queue = admission.job, self._queue
         timeout_ms = admission.queue_timeout_ms
+        log_ttl_s = max(queue.log_ttl_s, queue.stored_ttl_s) if admission.is_kept else queue.log_ttl_s
         answer = await self._run(
             "admit",
             keys.shard_of(job.id),
@@ -128,11 +130,12 @@ class RedisBroker:
             admission.grace_ms,
             _ms(queue.reader_lease_s),
             _ms(queue.queue_timeout_s) if timeout_ms is None else timeout_ms,
-            _ms(queue.queue_timeout_s + queue.max_run_s + queue.log_ttl_s),
-            _ms(queue.log_ttl_s),
+            _ms(queue.queue_timeout_s + queue.max_run_s + log_ttl_s),
+            _ms(log_ttl_s),
             queue.max_deaths,
             *_queueing(admission, queue),
             _ms(queue.max_run_s),
+            int(admission.is_kept),
         )
         match answer:
             case [b"no_capacity"]:
@@ -208,6 +211,14 @@ class RedisBroker:
             ahead if ahead >= 0 else None,
             int(deaths),
         )
+
+    async def job(self, job_id: str) -> Job | None:
+        with _broker_errors():
+            spec = await self._redis.hget(keys.key("job", keys.shard_of(job_id), job_id), "spec")
+        return messages.decode_job(spec) if spec else None
+
+    async def forget(self, job_id: str) -> bool:
+        return bool(await self._run("forget", keys.shard_of(job_id), job_id))
 
     async def dead_letters(self, shard: int, count: int) -> list[DeadLetter]:
         return [_dead_letter(row) for row in await self._run("dead", shard, count, "")]

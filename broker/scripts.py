@@ -9,7 +9,7 @@ from headrace.broker import keys
 
 VERBS = (
     "admit", "claim", "tick", "settle", "release", "cancel", "watch", "unwatch", "reap", "stats", "status", "present",
-    "dead", "expire",
+    "dead", "expire", "forget",
 )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ the value read as YAML. `HEADRACE_PORT` and `HEADRACE_DATA` are short for `api.p
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,9 @@ from headrace.broker.errors import ConfigError
 from headrace.broker.messages import Band
 
 DEFAULT_FILE = "headrace.yaml"
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:[0-9]+)?|[a-z][a-z0-9+.-]*://\[[0-9a-f:]+\](:[0-9]+)?")
+"""As a browser sends it: lower case, no path, no slash at its end."""
 
 
 class RedisSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,6 +47,8 @@ class QueueSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A job may take this long from its first claim, over all its workers; then it ends as failed."""
     log_ttl_s: float = 600.0
     """How long a stream can be read after its end."""
+    stored_ttl_s: float = 3600.0
+    """How long a job that is to be kept whole can be read and continued after its end; at least `log_ttl_s`."""
     max_waiting_jobs: int = 10_000
     """How much may wait per model and shard; once it is that much, the next request is refused with `queue_full`."""
     max_waiting_bytes: int = 268_435_456
@@ -82,12 +88,18 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """An open stream waits for a broker that is away for this long, then it ends with `broker_down`."""
     drain_s: float = 10.0
     """How long a pod that was told to stop lets its open streams go on."""
+    origins: list[str] = []
+    """Pages of which origins (`https://example.org`; `*` for all) may read answers and open WebSockets; same-origin
+    pages always may."""
 
 
 class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A replica's loop."""
 
     tick_s: float = 0.1
+    pace_s: float = 0.002
+    """Steps are written to the log in batches that follow each other no faster than this; one that is alone is not held
+    back."""
     drain_s: float = 30.0
     """How long a replica that was told to stop goes on with its running jobs before it hands them back."""
     step_timeout_s: float = 120.0
@@ -360,6 +372,27 @@ def _where(message: str, raw: Any) -> str:
 _Refuse = Callable[[str, object, str], None]
 
 
+def _check_engine(where: str, model: Model, refuse: _Refuse) -> None:
+    if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
+        refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
+    if isinstance(model, WeightsModel):
+        _check_weights(where, model, refuse)
+    if isinstance(model, RemoteModel):
+        _check_remote(where, model, refuse)
+    if isinstance(model, ScriptedModel):
+        _check_scripted(where, model, refuse)
+
+
+def _check_scripted(where: str, model: ScriptedModel, refuse: _Refuse) -> None:
+    if model.script_end not in ("eos", "limit", "error"):
+        refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
+    for place, part in enumerate(model.script):
+        if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
+            refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
+    if not 1 <= model.dimensions <= 65536:
+        refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
+
+
 def _check_weights(where: str, model: WeightsModel, refuse: _Refuse) -> None:
     places = {"source": model.source, "path": model.path, "hub": model.hub}
     if sum(value is not None for value in places.values()) != 1:
@@ -393,23 +426,14 @@ def _check(file: Path, settings: Settings) -> None:
             refuse(f"{where}.name", model.name, "stands twice")
         if model.slots < 1:
             refuse(f"{where}.slots", model.slots, "must be at least 1")
-        if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
-            refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
-        if isinstance(model, WeightsModel):
-            _check_weights(where, model, refuse)
-        if isinstance(model, RemoteModel):
-            _check_remote(where, model, refuse)
-        if isinstance(model, ScriptedModel) and model.script_end not in ("eos", "limit", "error"):
-            refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
-        for place, part in enumerate(model.script if isinstance(model, ScriptedModel) else []):
-            if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
-                refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
-        if isinstance(model, ScriptedModel) and not 1 <= model.dimensions <= 65536:
-            refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
+        _check_engine(where, model, refuse)
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
     if not 0 < settings.api.port < 65536:
         refuse("api.port", settings.api.port, "must be a port number")
+    for origin in settings.api.origins:
+        if origin not in ("*", "null") and _ORIGIN.fullmatch(origin) is None:
+            refuse("api.origins", origin, "must be like https://example.org, without a path, or *")
     for section in ("redis", "queue", "api", "worker"):
         values = getattr(settings, section)
         for field in values.__struct_fields__:

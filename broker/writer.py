@@ -21,8 +21,6 @@ from headrace.broker.protocol import Append, Broker, Hint, Position, Settle, Wri
 
 log = logging.getLogger(__name__)
 
-_PACE_S = 0.002
-"""Batches follow each other no faster than this in the long run: to wake three processes costs more than a batch."""
 _EARLY = 2
 """The first entries of an attempt are shown at once; the second is its first token, if `Started` went alone."""
 _MUTE_S = 1.0
@@ -132,9 +130,14 @@ class Track:
 
 
 class LogWriter:
-    """See the module. `run` is the one task that talks to the shard; it ends when it is cancelled."""
+    """See the module. `run` is the one task that talks to the shard; it ends when it is cancelled.
 
-    def __init__(self, broker: Broker, shard: int) -> None:
+    Batches follow each other no faster than `pace_s` in the long run; one may be early, and what is urgent (a first
+    token, an end) does not wait. To wake three processes costs more than most batches do.
+    """
+
+    def __init__(self, broker: Broker, shard: int, pace_s: float = 0.0) -> None:
+        self._pace_s = pace_s
         self._broker = broker
         self._lane = broker.lane(shard)
         self._ready: dict[str, Track] = {}
@@ -176,7 +179,7 @@ class LogWriter:
 
     def _schedule(self, *, is_urgent: bool = False) -> None:
         """Write at once, or when the pace allows it: what comes meanwhile goes with it, in one wake-up of all."""
-        wait_s = self._due - _PACE_S - time.monotonic()
+        wait_s = self._due - self._pace_s - time.monotonic()
         if is_urgent or wait_s <= 0:
             self._wake.set()
         elif self._timer is None:
@@ -202,7 +205,7 @@ class LogWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = max(self._due, time.monotonic()) + _PACE_S
+        self._due = max(self._due, time.monotonic()) + self._pace_s
         writers = [track for track in tracks if track.pending and not track.is_lost]
         appends = [self._take(track) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]

@@ -140,15 +140,16 @@ class JobRun:
         finally:
             self._close()  # also if the broker is away: the lease gives the job back then
 
+    def _advance(self) -> None:
+        self.last_step_at = time.monotonic()
+
     # -- the engine's side ----------------------------------------------------------------------------------------
 
     async def _answer(self) -> None:
         """A job that generates nothing: its one `Result`, and the end. To do it twice does no harm."""
-        self._answering = asyncio.create_task(self._engine.answer(self.job), name=f"answer {self.job.id}")
-        try:
-            await asyncio.wait([self._answering])
-        finally:
-            self._answering.cancel()  # whoever waits here may be cancelled itself
+        answer = self._engine.answer(self.job, self._advance)
+        self._answering = asyncio.create_task(answer, name=f"answer {self.job.id}")
+        await asyncio.wait([self._answering])
         if self._answering.cancelled() or self.is_ending or self.track.is_lost:
             return
         result, self._prompt_tokens = self._answering.result()

@@ -7,6 +7,28 @@ from collections.abc import Callable
 from fastapi import APIRouter
 
 from headrace.api.pod import Pod
-from headrace.api.routes import openai, operations, streams
+from headrace.api.routes import (
+    anthropic,
+    llamacpp,
+    ollama,
+    ollama_models,
+    openai,
+    operations,
+    plain,
+    responses,
+    streams,
+    tgi,
+)
 
-ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (openai.router, streams.router, operations.router)
+ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
+    openai.router,
+    responses.router,
+    anthropic.router,
+    ollama.router,
+    ollama_models.router,
+    llamacpp.router,
+    tgi.router,
+    plain.router,
+    streams.router,
+    operations.router,
+)

@@ -7,7 +7,7 @@ and usage are the same on every pod.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -24,6 +24,10 @@ class Parsed(Struct, frozen=True):
     include_usage: bool = False
     band: Band | None = None
     options: dict[str, Any] = {}
+    is_background: bool = False
+    """It runs also if nobody reads; without `stream` its response says only that it was taken."""
+    is_kept: bool = False
+    """It can be read and continued for `stored_ttl_s` after its end."""
 
 
 class Fold(Protocol):
@@ -78,3 +82,26 @@ class Format(Protocol):
     def error_body(self, error: HeadraceError) -> bytes:
         """An error in place of the response."""
         ...
+
+
+@runtime_checkable
+class OwnStatus(Protocol):
+    """A format whose errors have other statuses than `errors` says."""
+
+    def error_status(self, error: HeadraceError) -> int: ...
+
+
+@runtime_checkable
+class Joins(Protocol):
+    """A format whose frames nobody counts: the text of several entries may go out as one."""
+
+    joins_text: bool
+
+
+def can_join(form: Format) -> bool:
+    return isinstance(form, Joins) and form.joins_text
+
+
+def status_of(form: Format, error: HeadraceError) -> int:
+    """The HTTP status of an error in a format."""
+    return form.error_status(error) if isinstance(form, OwnStatus) else error.status

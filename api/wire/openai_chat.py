@@ -5,63 +5,38 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import structs
 
 from headrace.api.body import decode
+from headrace.api.wire import openai_extras, openai_think, openai_tools, sse
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.openai import OpenAIWire, Request, check_range, check_supported, parsed
-from headrace.api.wire.openai_fold import OpenAIFold, OpenAIWhole, Shape, shown_logprob
+from headrace.api.wire.openai import OpenAIWire, Request, check_range, parsed
+from headrace.api.wire.openai_calls import shown_calls
+from headrace.api.wire.openai_fold import Answer, OpenAIFold, OpenAIWhole, Shape, shown_tokens
+from headrace.api.wire.openai_messages import Turn, chat_of
 from headrace.broker.errors import BadRequest
-from headrace.broker.messages import Alternative, Chat, Message, TokenLogprob, View
+from headrace.broker.messages import Delta, TokenLogprob, View
 from headrace.broker.settings import ApiSettings
-
-ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-
-_HARMLESS: dict[str, tuple[object, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none",),
-    "functions": ([],),
-    "function_call": ("none",),
-    "response_format": ({"type": "text"},),
-    "audio": (),
-    "modalities": (["text"],),
-    "web_search_options": (),
-}
-
-
-class Part(Struct, frozen=True):
-    """A piece of a message; text is the only type there is."""
-
-    type: str
-    text: str | None = None
-
-
-class Turn(Struct, frozen=True):
-    """One message as the caller wrote it."""
-
-    role: str
-    content: str | list[Part] | None = None
-    tool_calls: Any = None
-    function_call: Any = None
 
 
 class ChatRequest(Request, frozen=True, kw_only=True):
-    """The fields of this route; those typed Any are not supported, see `check_supported`."""
+    """The fields of this route; the last five are vLLM's and other servers'."""
 
     messages: list[Turn]
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    functions: Any = None
-    function_call: Any = None
-    response_format: Any = None
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
+    tools: list[openai_tools.ChatTool] | None = None
+    tool_choice: str | openai_tools.Choice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 _decoder = msgspec.json.Decoder(ChatRequest)
+_check_extras = openai_extras.checker(ChatRequest.__struct_fields__)
 
 
 class OpenAIChat(OpenAIWire):
@@ -71,42 +46,25 @@ class OpenAIChat(OpenAIWire):
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_decoder, body, limits)
-        check_supported(request, _HARMLESS)
-        return parsed(request, _prompt(request.messages, limits), _logprobs(request), limits)
+        _check_extras(body)
+        prompt = chat_of(request.messages, request.continue_final_message, request.add_generation_prompt, limits)
+        common = parsed(request, prompt, _logprobs(request), limits)
+        use = openai_tools.of_chat(request.tools or [], request.tool_choice)
+        job = structs.replace(
+            common.job,
+            tools=use.tools,
+            tool_choice=use.choice,
+            tool_name=use.name,
+            parallel_tool_calls=request.parallel_tool_calls if use.tools else None,
+            think=openai_think.of_chat(request.reasoning_effort, request.chat_template_kwargs, request.enable_thinking),
+        )
+        return structs.replace(common, job=job)
 
     def fold(self, job_id: str, view: View) -> OpenAIFold:
-        return OpenAIFold(SHAPE, job_id, view)
+        return OpenAIFold(SHAPE, job_id, view, self.error_frame)
 
     def whole(self, job_id: str, view: View) -> OpenAIWhole:
         return OpenAIWhole(SHAPE, job_id, view)
-
-
-def _prompt(turns: list[Turn], limits: ApiSettings) -> Chat:
-    if not 1 <= len(turns) <= limits.max_messages:
-        raise BadRequest(f"There must be from 1 to {limits.max_messages} messages.", param="messages")
-    return Chat([_message(turn, f"messages[{index}]") for index, turn in enumerate(turns)])
-
-
-def _message(turn: Turn, where: str) -> Message:
-    if turn.role not in ROLES:
-        raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param=f"{where}.role")
-    for name in ("tool_calls", "function_call"):
-        if getattr(turn, name):
-            raise BadRequest(f"{where}.{name} is not supported by this server.", param=f"{where}.{name}")
-    if turn.content is None and turn.role != "assistant":
-        raise BadRequest(f"{where}.content is missing.", param=f"{where}.content")
-    return Message(ROLES[turn.role], _text(turn.content or "", f"{where}.content"))
-
-
-def _text(content: str | list[Part], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    for index, part in enumerate(content):
-        if part.type != "text":
-            raise BadRequest("Only text parts are supported by this server.", param=f"{where}[{index}].type")
-        if part.text is None:
-            raise BadRequest(f"{where}[{index}].text is missing.", param=f"{where}[{index}].text")
-    return "".join(part.text or "" for part in content)
 
 
 def _logprobs(request: ChatRequest) -> int | None:
@@ -118,26 +76,44 @@ def _logprobs(request: ChatRequest) -> int | None:
 
 
 def _shown_logprobs(tokens: list[TokenLogprob]) -> dict[str, object]:
-    content = [{**_shown(token), "top_logprobs": [_shown(other) for other in token.top]} for token in tokens]
-    return {"content": content, "refusal": None}
+    return {"content": shown_tokens(tokens), "refusal": None}
 
 
-def _shown(token: TokenLogprob | Alternative) -> dict[str, object]:
-    piece = token.piece.decode(errors="replace")
-    return {"token": piece, "logprob": shown_logprob(token.logprob), "bytes": list(token.piece)}
+def _shown_message(answer: Answer) -> dict[str, object]:
+    """Text that is not there is null beside calls, and else empty."""
+    message: dict[str, object] = {"role": "assistant", "content": answer.text or (None if answer.calls else "")}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if answer.calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.calls
+        ]
+    return {"message": message}
 
 
-def _shown_message(text: str) -> dict[str, object]:
-    return {"message": {"role": "assistant", "content": text}}
+def _parsed(event: Delta, job_id: str) -> bytes:
+    """What a step adds that is not only text: thoughts, text and calls, together in one chunk."""
+    delta: dict[str, object] = {}
+    if event.reasoning:
+        delta["reasoning_content"] = event.reasoning
+    if event.text:
+        delta["content"] = event.text
+    if event.tool_calls:
+        delta["tool_calls"] = shown_calls(event, job_id)
+    return b'"delta":' + sse.encode(delta) if delta else b""
 
 
 SHAPE = Shape(
     id_prefix="chatcmpl-",
     chunk_object="chat.completion.chunk",
     whole_object="chat.completion",
-    opening=b'"delta":{"role":"assistant","content":""}',
+    opening=lambda view: b'"delta":{"role":"assistant","content":""}',
     text=(b'"delta":{"content":', b"}"),
+    parsed=_parsed,
     closing=b'"delta":{}',
+    reasons={},
+    prefix=lambda view: "",
     message=_shown_message,
     logprobs=lambda: _shown_logprobs,
 )

@@ -211,7 +211,8 @@ end
 
 -- End a job, wherever it is: one terminal entry, and nothing of it is left in any list.
 local function finish(job, id, payload, status, now)
-  local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms', 'age', 'owner', 'cost', 'weight')
+  local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms', 'age', 'owner', 'cost', 'weight',
+    'is_kept')
   append(job, id, payload, now)
   drop_lease(job, f[3])
   if f[2] then
@@ -221,7 +222,8 @@ local function finish(job, id, payload, status, now)
   redis.call('ZREM', K.unread, job)
   redis.call('ZREM', K.deadlines, job)
   redis.call('ZREM', K.overrun, job)
-  redis.call('HDEL', K.job .. job, 'spec', 'place', 'worker', 'cancel')
+  redis.call('HDEL', K.job .. job, 'place', 'worker', 'cancel')
+  if not f[9] then redis.call('HDEL', K.job .. job, 'spec') end
   redis.call('HSET', K.job .. job, 'ended', status)
   for _, kind in ipairs({ K.job, K.log, K.readers }) do redis.call('PEXPIRE', kind .. job, f[4]) end
 end

@@ -162,7 +162,13 @@ async def test_h4_what_is_no_request_is_refused_in_openais_words(
 
 async def test_h4_unknown_addresses_and_methods(deploy: Deploy, redis_client: redis.Redis) -> None:
     up = await deploy()
-    for method, path in (("GET", "/v1/nope"), ("POST", "/v1/nope"), ("POST", "/"), ("GET", "/docs"), ("GET", "/%ff")):
+    for method, path in (
+        ("GET", "/v1/nope"),
+        ("POST", "/v1/nope"),
+        ("POST", "/nope"),
+        ("GET", "/docs"),
+        ("GET", "/%ff"),
+    ):
         answer = await up.ask(method, path)
         assert (answer.status, answer.error["code"]) == (404, "not_found")
     for method, path, allowed in (

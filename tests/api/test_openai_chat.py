@@ -18,6 +18,7 @@ from headrace.broker.messages import (
     Finished,
     Started,
     TokenLogprob,
+    ToolCallDelta,
     Unknown,
     Usage,
 )
@@ -223,3 +224,82 @@ def test_log_probabilities_of_choices_are_held_apart() -> None:
     one = Delta(1, "", [1], [TokenLogprob(1, b"x", -0.5)])
     frames = _fold(Started(5), one, _step("a", b"a"), Finished(1, "stop"), n=2, logprobs=True)
     assert _tokens(frames) == [None, None, ["a"], ["x"]]
+
+
+# -- thoughts and calls -----------------------------------------------------------------------------------------------
+
+CALLS: tuple[AnyEvent, ...] = (
+    Started(5),
+    Delta(0, "", [1, 2], reasoning="hm"),
+    Delta(0, "Look.", [3], reasoning="!"),
+    Delta(0, "", [4], tool_calls=[ToolCallDelta(0, "c0", "f", '{"a"')]),
+    Delta(0, "", [5], tool_calls=[ToolCallDelta(0, arguments=":1}"), ToolCallDelta(1, "c1", "g")]),
+    Delta(0, "", [6], tool_calls=[ToolCallDelta(1, arguments="{}")]),
+    Finished(0, "tool_calls"),
+    DONE,
+)
+
+
+def test_calls_are_streamed_by_index_and_say_id_type_and_name_once() -> None:
+    frames = _fold(*CALLS)
+    for frame in frames:
+        ChatCompletionChunk.model_validate(frame)
+    first = {"index": 0, "id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a"'}}
+    second = {"index": 1, "id": "c1", "type": "function", "function": {"name": "g", "arguments": ""}}
+    assert [frame["choices"][0]["delta"] for frame in frames] == [
+        {"role": "assistant", "content": ""},
+        {"reasoning_content": "hm"},
+        {"reasoning_content": "!", "content": "Look."},
+        {"tool_calls": [first]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ":1}"}}, second]},
+        {"tool_calls": [{"index": 1, "function": {"arguments": "{}"}}]},
+        {},
+    ]
+    assert [frame["choices"][0]["finish_reason"] for frame in frames] == [None] * 6 + ["tool_calls"]
+
+
+def test_a_whole_message_has_its_calls_and_thoughts() -> None:
+    answer = _whole(*CALLS)
+    ChatCompletion.model_validate(answer)
+    assert answer["choices"][0]["message"] == {
+        "role": "assistant",
+        "content": "Look.",
+        "reasoning_content": "hm!",
+        "tool_calls": [
+            {"id": "c0", "type": "function", "function": {"name": "f", "arguments": '{"a":1}'}},
+            {"id": "c1", "type": "function", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+    assert answer["choices"][0]["finish_reason"] == "tool_calls"
+    assert answer["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2}
+    assert _fold(*CALLS, include_usage=True)[-1]["usage"] == answer["usage"]
+
+
+def test_calls_without_text_have_null_content() -> None:
+    call = Delta(0, "", [1], tool_calls=[ToolCallDelta(0, "c", "f", "{}")])
+    message = _whole(Started(5), call, Finished(0, "tool_calls"), DONE)["choices"][0]["message"]
+    assert message["content"] is None
+
+
+def test_a_call_without_an_id_gets_the_same_one_from_every_reader() -> None:
+    call = Delta(0, "", [1], tool_calls=[ToolCallDelta(0, "", "f", "{}"), ToolCallDelta(1, "", "f", "{}")])
+    log = (Started(5), call, Finished(0, "tool_calls"), DONE)
+    streamed_ids = [each["id"] for each in _fold(*log)[1]["choices"][0]["delta"]["tool_calls"]]
+    whole_ids = [each["id"] for each in _whole(*log)["choices"][0]["message"]["tool_calls"]]
+    assert streamed_ids == whole_ids
+    assert len(set(whole_ids)) == 2 and all(whole_ids)
+
+
+def test_calls_of_choices_are_held_apart() -> None:
+    call = [Delta(index, "", [1], tool_calls=[ToolCallDelta(0, f"c{index}", "f", str(index))]) for index in (0, 1)]
+    answer = _whole(Started(5), *call, Finished(0, "tool_calls"), Finished(1, "tool_calls"), DONE, n=2)
+    calls = [choice["message"]["tool_calls"] for choice in answer["choices"]]
+    assert [each[0]["id"] for each in calls] == ["c0", "c1"]
+    assert [len(each) for each in calls] == [1, 1]
+
+
+def test_log_probabilities_of_thoughts_go_out_with_them() -> None:
+    thought = Delta(0, "", [1], [TokenLogprob(1, b"hm", -0.5)], reasoning="hm")
+    log = (Started(5), thought, _step("a", b"a"), Finished(0, "stop"), DONE)
+    assert _tokens(_fold(*log, logprobs=True)) == [None, ["hm"], ["a"], None]
+    assert len(_whole(*log, logprobs=True)["choices"][0]["logprobs"]["content"]) == 2

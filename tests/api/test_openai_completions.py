@@ -17,11 +17,13 @@ from headrace.broker.messages import (
     Event,
     Finished,
     Prompt,
+    Regex,
     Sampling,
     Started,
     Text,
     TokenLogprob,
     Tokens,
+    ToolCallDelta,
     Usage,
 )
 from headrace.broker.settings import ApiSettings
@@ -32,7 +34,7 @@ LIMITS = ApiSettings()
 
 
 def _parse(**fields: Any) -> Any:
-    return COMPLETIONS.parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), LIMITS)
+    return COMPLETIONS.parse(json.dumps({"model": "m", "prompt": "hi", **fields}).encode(), LIMITS).job
 
 
 def _refused(**fields: Any) -> str | None:
@@ -52,7 +54,7 @@ def _refused(**fields: Any) -> str | None:
     ],
 )
 def test_a_prompt_has_four_forms(prompt: object, read: Prompt) -> None:
-    assert _parse(prompt=prompt).job.prompt == read
+    assert _parse(prompt=prompt).prompt == read
 
 
 @pytest.mark.parametrize(
@@ -74,28 +76,31 @@ def test_h4_a_missing_prompt_is_named() -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_h1_both_names_of_the_token_limit_are_read(name: str) -> None:
-    assert _parse(**{name: 3}).job.max_tokens == 3
+    assert _parse(**{name: 3}).max_tokens == 3
     assert [_refused(**{name: value}) for value in (0, -1, "3", 3.0, 3.5, 1e9, True)] == [name] * 7
 
 
 def test_h1_no_limit_is_no_small_default() -> None:
-    assert _parse().job.max_tokens is None
+    assert _parse().max_tokens is None
 
 
 def test_h3_zero_is_a_value_and_null_is_absent() -> None:
     parsed = _parse(temperature=0, logprobs=0)
-    assert (parsed.job.logprobs, parsed.job.sampling) == (0, Sampling(temperature=0))
+    assert (parsed.logprobs, parsed.sampling) == (0, Sampling(temperature=0))
     assert _parse(logprobs=None, echo=None, best_of=None, suffix=None) == _parse()
-    assert _parse().job.logprobs is None
+    assert _parse().logprobs is None
 
 
 @pytest.mark.parametrize(
     ("name", "values"),
     [
         ("logprobs", [-1, 6, True, "1", 1.0]),
-        ("echo", [True, 1]),
+        ("echo", [1, "true"]),
         ("best_of", [0, 2, 100_000, "1"]),
-        ("suffix", ["x", {}]),
+        ("suffix", [5, {}]),
+        ("tools", [[], [{"type": "function", "function": {"name": "f"}}]]),
+        ("reasoning_effort", ["low"]),
+        ("min_tokens", [5]),
         ("stop", ["", [None]]),
         ("n", [0, 129]),
     ],
@@ -107,6 +112,39 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, values: list[obje
 def test_best_of_is_n_or_nothing() -> None:
     assert _parse(best_of=1, n=1, echo=False, suffix="") == _parse()
     assert _refused(best_of=1, n=2) == "best_of"
+
+
+def test_a_suffix_goes_with_text() -> None:
+    assert _parse(suffix=" end").suffix == " end"
+    assert _parse(suffix="") == _parse()
+    assert _refused(suffix="x", prompt=[1, 2]) == "suffix"
+
+
+def test_a_constraint_is_read_here_too() -> None:
+    assert _parse(guided_regex="a+").constraint == Regex("a+")
+
+
+def test_echo_puts_the_prompt_before_every_choice() -> None:
+    body = {"model": "m", "prompt": "hi ", "echo": True, "n": 2}
+    options = COMPLETIONS.parse(json.dumps(body).encode(), LIMITS).options
+    log = (Delta(0, "A", [1]), Delta(1, "B", [1]), Finished(0, "stop"), Finished(1, "stop"), Ended("done", usage=USAGE))
+    frames = _fold(*log, n=2, options=options)
+    choices = [choice for frame in frames for choice in frame["choices"]]
+    texts = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in (0, 1)]
+    assert texts == [choice["text"] for choice in _whole(*log, n=2, options=options)["choices"]] == ["hi A", "hi B"]
+
+
+def test_echo_needs_the_text_of_the_prompt_and_no_probabilities_of_it() -> None:
+    assert _refused(echo=True, prompt=[1, 2]) == "echo"
+    assert _refused(echo=True, logprobs=0) == "echo"
+
+
+def test_thoughts_and_calls_of_another_format_make_no_text() -> None:
+    call = Delta(0, "", [2], tool_calls=[ToolCallDelta(0, "c", "f", "{}")])
+    log = (Delta(0, "", [1], reasoning="hm"), call, Finished(0, "tool_calls"), Ended("done", usage=USAGE))
+    (only,) = _fold(*log)
+    assert (only["choices"][0]["text"], only["choices"][0]["finish_reason"]) == ("", "stop")
+    assert _whole(*log)["choices"][0] == {"index": 0, "text": "", "logprobs": None, "finish_reason": "stop"}
 
 
 USAGE = Usage(5, 2)

@@ -7,44 +7,24 @@ from typing import Any
 
 import pytest
 
-from headrace.api.wire.format import Parsed
-from headrace.api.wire.openai_chat import OpenAIChat
+from headrace.api.wire.openai_extras import HARMLESS
 from headrace.broker import errors
 from headrace.broker.errors import BadRequest
-from headrace.broker.messages import Chat, Job, Message, Sampling, decode_job, encode
-from headrace.broker.settings import ApiSettings
+from headrace.broker.messages import (
+    Chat,
+    Job,
+    Message,
+    Sampling,
+    decode_job,
+    encode,
+)
+from tests.api.asking import CALL, CHAT, LIMITS, USER, messages_of, parse, refused
 
-CHAT = OpenAIChat()
-LIMITS = ApiSettings()
-USER = {"role": "user", "content": "hi"}
 INT64_MAX = 2**63 - 1
 
 
-def _body(**fields: Any) -> bytes:
-    return json.dumps({"model": "m", "messages": [USER], **fields}).encode()
-
-
-def _parse(**fields: Any) -> Parsed:
-    return CHAT.parse(_body(**fields), LIMITS)
-
-
-def _messages(messages: list[dict[str, Any]]) -> list[Message]:
-    prompt = _parse(messages=messages).job.prompt
-    assert isinstance(prompt, Chat)
-    return prompt.messages
-
-
-def _refused(**fields: Any) -> BadRequest:
-    with pytest.raises(BadRequest) as caught:
-        _parse(**fields)
-    envelope = json.loads(CHAT.error_body(caught.value))
-    assert envelope["error"].keys() == {"message", "type", "param", "code"}
-    assert envelope["error"]["type"] == "invalid_request_error"
-    return caught.value
-
-
 def test_the_defaults_are_those_of_absent_fields() -> None:
-    parsed = _parse()
+    parsed = parse()
     assert (parsed.job.model, parsed.job.prompt) == ("m", Chat([Message("user", "hi")]))
     assert (parsed.job.max_tokens, parsed.job.n, parsed.job.stop, parsed.job.sampling) == (None, 1, [], Sampling())
     assert (parsed.job.logprobs, parsed.stream, parsed.include_usage, parsed.band) == (None, False, False, None)
@@ -54,19 +34,21 @@ OPTIONAL = (
     *("n", "max_tokens", "max_completion_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"),
     *("seed", "logit_bias", "stop", "stream", "stream_options", "user", "service_tier", "logprobs", "top_logprobs"),
     *("tools", "tool_choice", "functions", "function_call", "response_format", "audio", "modalities"),
+    *("parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "enable_thinking", "guided_json", "grammar"),
+    *("continue_final_message", "add_generation_prompt", "top_k", "min_p", "repetition_penalty", "ignore_eos"),
 )
 
 
 def test_h3_null_is_absent_for_every_optional_field() -> None:
-    assert _parse(**dict.fromkeys(OPTIONAL)) == _parse()
+    assert parse(**dict.fromkeys(OPTIONAL)) == parse()
 
 
 def test_h3_zero_is_a_value() -> None:
     zeros = dict.fromkeys(("temperature", "top_p", "seed", "frequency_penalty", "presence_penalty"), 0)
-    parsed = _parse(**zeros, logprobs=True, top_logprobs=0)
+    parsed = parse(**zeros, logprobs=True, top_logprobs=0)
     assert parsed.job.sampling == Sampling(temperature=0, top_p=0, seed=0, frequency_penalty=0, presence_penalty=0)
     assert parsed.job.sampling.seed is not None and parsed.job.logprobs == 0
-    assert _parse(top_logprobs=0).job.logprobs is None
+    assert parse(top_logprobs=0).job.logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -82,13 +64,13 @@ def test_h3_zero_is_a_value() -> None:
     ],
 )
 def test_h1_both_names_of_the_token_limit_are_read(fields: dict[str, Any], limit: int) -> None:
-    assert _parse(**fields).job.max_tokens == limit
+    assert parse(**fields).job.max_tokens == limit
 
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 @pytest.mark.parametrize("value", [0, -1, "3", 3.0, 3.5, 1e9, True, INT64_MAX + 1, 2**64, 10**4000, [], {}])
 def test_h1_a_token_limit_that_is_none_is_refused_by_name(name: str, value: object) -> None:
-    assert _refused(**{name: value}).param == name
+    assert refused(**{name: value}).param == name
 
 
 @pytest.mark.parametrize(
@@ -103,12 +85,12 @@ def test_h1_a_token_limit_that_is_none_is_refused_by_name(name: str, value: obje
     ],
 )
 def test_h2_stop_is_a_string_a_list_or_nothing(stop: object, stops: list[str]) -> None:
-    assert _parse(stop=stop).job.stop == stops
+    assert parse(stop=stop).job.stop == stops
 
 
 @pytest.mark.parametrize("stop", ["", ["", "STOP"], [None], 5, {}, [["a"]], ["a"] * 17, "x" * 257, ["x" * 1_000_000]])
-def test_h2_other_forms_of_stop_are_refused(stop: object) -> None:
-    assert _refused(stop=stop).param == "stop"
+def test_h2_other_forms_of_stop_arerefused(stop: object) -> None:
+    assert refused(stop=stop).param == "stop"
 
 
 @pytest.mark.parametrize(
@@ -127,66 +109,101 @@ def test_h2_other_forms_of_stop_are_refused(stop: object) -> None:
         ("stream_options", [{}, {"include_usage": True}, 5]),
         ("user", [5]),
         ("service_tier", ["fast", "", 1]),
+        ("top_k", [-2, 2**31, 1.0]),
+        ("min_p", [-0.1, 1.1]),
+        ("typical_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0, -1, 10.1]),
+        ("repeat_penalty", [0]),
+        ("repeat_last_n", [-2]),
+        ("ignore_eos", [1, "true"]),
         ("logprobs", [5, 0, "true"]),
         ("top_logprobs", [-1, 21, True, 1]),
     ],
 )
 def test_h7_numbers_out_of_bounds_and_other_types_are_refused_by_name(name: str, values: list[object]) -> None:
-    assert [_refused(**{name: value}).param for value in values] == [name] * len(values)
+    assert [refused(**{name: value}).param for value in values] == [name] * len(values)
 
 
 def test_the_bounds_themselves_are_allowed() -> None:
-    high = _parse(n=16, temperature=2, top_p=1, frequency_penalty=2, presence_penalty=-2, seed=-(2**63), logprobs=True)
+    high = parse(n=16, temperature=2, top_p=1, frequency_penalty=2, presence_penalty=-2, seed=-(2**63), logprobs=True)
     assert (high.job.n, high.job.logprobs) == (16, 0)
-    assert _parse(logprobs=True, top_logprobs=20).job.logprobs == 20
+    assert parse(logprobs=True, top_logprobs=20).job.logprobs == 20
     biases = {"0": -100, "5": 1.5, str(2**31 - 1): 100}
-    assert _parse(logit_bias=biases).job.sampling.logit_bias == {0: -100, 5: 1.5, 2**31 - 1: 100}
+    assert parse(logit_bias=biases).job.sampling.logit_bias == {0: -100, 5: 1.5, 2**31 - 1: 100}
 
 
 def test_the_largest_values_fit_the_log() -> None:
-    parsed = _parse(max_tokens=INT64_MAX, seed=-(2**63), logit_bias={str(2**31 - 1): 100})
+    parsed = parse(max_tokens=INT64_MAX, seed=-(2**63), logit_bias={str(2**31 - 1): 100})
     job = Job("ab", parsed.job.model, parsed.job.prompt, parsed.job.max_tokens, sampling=parsed.job.sampling)
     assert decode_job(encode(job)) == job
 
 
 def test_stream_options_ask_for_usage() -> None:
-    assert _parse(stream=True, stream_options={"include_usage": True}).include_usage
-    assert not _parse(stream=True, stream_options={}).include_usage
-    assert _refused(stream=True, stream_options={"include_usage": 1}).param == "stream_options.include_usage"
+    assert parse(stream=True, stream_options={"include_usage": True}).include_usage
+    assert not parse(stream=True, stream_options={}).include_usage
+    assert refused(stream=True, stream_options={"include_usage": 1}).param == "stream_options.include_usage"
+    for name in ("continuous_usage_stats", "include_obfuscation"):
+        assert parse(stream=True, stream_options={name: False}) == parse(stream=True)
+        assert refused(stream=True, stream_options={name: True}).param == f"stream_options.{name}"
 
 
 @pytest.mark.parametrize(
     ("tier", "band"), [("priority", "interactive"), ("default", "default"), ("auto", "default"), ("flex", "batch")]
 )
 def test_a_service_tier_is_a_band(tier: str, band: str) -> None:
-    assert _parse(service_tier=tier).band == band
+    assert parse(service_tier=tier).band == band
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]),
-        ("tool_choice", "auto"),
         ("functions", [{"name": "f"}]),
         ("function_call", "auto"),
-        ("response_format", {"type": "json_object"}),
-        ("response_format", {"type": "json_schema", "json_schema": {}}),
         ("audio", {"voice": "alloy"}),
         ("modalities", ["text", "audio"]),
         ("web_search_options", {}),
+        ("verbosity", "low"),
+        ("reasoning", {"effort": "low"}),
+        ("min_tokens", 1),
+        ("stop_token_ids", [1]),
+        ("bad_words", ["x"]),
+        ("use_beam_search", True),
+        ("include_stop_str_in_output", True),
+        ("skip_special_tokens", False),
+        ("truncate_prompt_tokens", 5),
+        ("prompt_logprobs", 0),
+        ("chat_template", "x"),
+        ("guided_choice", ["a", "b"]),
+        ("guided_grammar", "x"),
+        ("priority", 1),
+        ("ebnf", "x"),
+        ("mirostat", 2),
+        ("samplers", ["top_k"]),
+        ("dry_multiplier", 0.5),
+        ("n_probs", 5),
+        ("n_predict", 5),
+        ("echo", True),
+        ("suffix", "x"),
+        ("best_of", 2),
     ],
 )
-def test_what_would_change_the_answer_and_is_not_supported_is_refused(name: str, value: object) -> None:
-    assert _refused(**{name: value}).param == name
+def test_what_would_change_the_answer_and_is_not_supported_isrefused(name: str, value: object) -> None:
+    assert refused(**{name: value}).param == name
 
 
 def test_what_is_not_supported_may_be_there_if_it_changes_nothing() -> None:
     same = {"tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "modalities": ["text"]}
-    assert _parse(**same) == _parse()
+    assert parse(**same) == parse()
+    assert parse(**{name: values[0] for name, values in HARMLESS.items() if values}) == parse()
+
+
+def test_hints_are_ignored() -> None:
+    hints = {"metadata": {"a": "b"}, "store": True, "prompt_cache_key": "k", "safety_identifier": "s", "user": "u"}
+    assert parse(**hints, prediction={"type": "content", "content": "x"}, cache_prompt=False) == parse()
 
 
 def test_h4_unknown_fields_are_ignored() -> None:
-    assert _parse(foo=1, bar={"deep": [[[]]]}) == _parse()
+    assert parse(foo=1, bar={"deep": [[[]]]}) == parse()
 
 
 @pytest.mark.parametrize(
@@ -207,21 +224,21 @@ def test_h4_unknown_fields_are_ignored() -> None:
         (b'{"model":"m","tools":' + b"[" * 500 + b"]" * 500 + b"}", None),
     ],
 )
-def test_h4_a_bad_body_is_refused(body: bytes, param: str | None) -> None:
+def test_h4_a_bad_body_isrefused(body: bytes, param: str | None) -> None:
     with pytest.raises(BadRequest) as caught:
         CHAT.parse(body, LIMITS)
     assert caught.value.param == param
 
 
 def test_h7_messages_are_bounded() -> None:
-    assert _refused(messages=[USER] * 4097).param == "messages"
-    assert len(_messages([USER] * 4096)) == 4096
+    assert refused(messages=[USER] * 4097).param == "messages"
+    assert len(messages_of([USER] * 4096)) == 4096
 
 
 def test_h10_developer_is_system_and_the_order_is_kept() -> None:
     roles = ["system", "developer", "user", "system", "assistant", "user"]
     messages = [{"role": role, "content": str(at)} for at, role in enumerate(roles)]
-    read = _messages(messages)
+    read = messages_of(messages)
     assert [each.role for each in read] == ["system", "system", "user", "system", "assistant", "user"]
     assert "".join(each.content for each in read) == "012345"
 
@@ -233,7 +250,7 @@ def test_content_is_a_string_or_text_parts_and_null_only_for_the_assistant() -> 
         {"role": "assistant", "content": None},
         {"role": "assistant"},
     ]
-    read = _messages(turns)
+    read = messages_of(turns)
     assert [each.content for each in read] == ["ab", "", ""]
 
 
@@ -242,7 +259,15 @@ def test_content_is_a_string_or_text_parts_and_null_only_for_the_assistant() -> 
     [
         ({"role": "banana", "content": "x"}, "role"),
         ({"role": "function", "content": "x"}, "role"),
-        ({"role": "tool", "content": "x"}, "role"),
+        ({"role": "tool", "content": "x"}, "tool_call_id"),
+        ({"role": "tool", "tool_call_id": "c"}, "content"),
+        ({"role": "user", "content": "x", "tool_call_id": "c"}, "tool_call_id"),
+        ({"role": "user", "content": "x", "tool_calls": [CALL]}, "tool_calls"),
+        ({"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}, "content[0].type"),
+        ({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "file"}]}, "content[1].type"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "type": "custom"}]}, "tool_calls[0].type"),
+        ({"role": "assistant", "tool_calls": [{**CALL, "id": ""}]}, "tool_calls[0].id"),
+        ({"role": "assistant", "audio": {"id": "x"}}, "audio"),
         ({"role": 5, "content": "x"}, "role"),
         ({"content": "x"}, "role"),
         ({"role": "user"}, "content"),
@@ -252,12 +277,12 @@ def test_content_is_a_string_or_text_parts_and_null_only_for_the_assistant() -> 
         ({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content[0].type"),
         ({"role": "user", "content": [{"type": "text"}]}, "content[0].text"),
         ({"role": "user", "content": [{"text": "x"}]}, "content[0].type"),
-        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "tool_calls"),
+        ({"role": "assistant", "tool_calls": [{"id": "x"}]}, "tool_calls[0].function"),
         ({"role": "assistant", "function_call": {"name": "x"}}, "function_call"),
     ],
 )
 def test_h10_a_wrong_message_is_named_by_its_place(message: dict[str, Any], param: str) -> None:
-    assert _refused(messages=[USER, message]).param == f"messages[1].{param}"
+    assert refused(messages=[USER, message]).param == f"messages[1].{param}"
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,29 @@ async def test_what_is_appended_while_a_batch_is_under_way_is_one_entry(writing:
     assert tokens_of(await log_of(writing.broker, track.job_id)) == [0, 1, 2, 3]
 
 
+async def test_steps_that_come_faster_than_the_pace_share_batches_and_what_is_urgent_does_not_wait(
+    broker: Broker,
+) -> None:
+    faults = FaultyBroker(broker)
+    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
+    running = asyncio.create_task(writer.run())
+    tracks = [Writing(broker, faults, writer).open((await claim_one(broker)).job.id) for _ in range(2)]
+    for track in tracks:  # the first batch and one that is early
+        track.append([delta(0)])
+        await track.clear()
+    for index in (1, 2, 3):
+        tracks[0].append([delta(index)])
+        await asyncio.sleep(0)
+    assert len(faults.sent) == 2
+    tracks[1].append([delta(1)], is_urgent=True)
+    await asyncio.gather(*(track.clear() for track in tracks))
+    assert len(faults.sent) == 3
+    assert await ids_of(broker, tracks[0].job_id) == ["0-1", "1-0", "1-1", "1-2"]
+    assert await tracks[0].settle(DONE) == "ok"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     "faults",
     [

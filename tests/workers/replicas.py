@@ -60,6 +60,7 @@ class HandEngine:
         self.encoding.set()
         self.is_closed = False
         self.load_error: Exception | None = None
+        self.health_error: Exception | None = None
         self.is_exact = True
         """Whether it can continue what it has begun."""
 
@@ -78,7 +79,7 @@ class HandEngine:
             raise RuntimeError("a bug at /srv/app/secret.py")
         return [0] * len(prompt.text)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         raise BadRequest("it generates only")
 
     def can_continue(self, job: Job) -> bool:
@@ -91,7 +92,9 @@ class HandEngine:
         self.runs.append(run := HandRun(generation, emit, fail))
         return run
 
-    async def check_health(self) -> None: ...
+    async def check_health(self) -> None:
+        if self.health_error is not None:
+            raise self.health_error
 
     async def close(self) -> None:
         self.is_closed = True
@@ -132,7 +135,7 @@ class Stage:
         self.plain = broker
         self.faults = FaultyBroker(broker)
         model = ScriptedModel(name="m", slots=slots, tokens_per_s=0)
-        self.settings = Settings([model], queue=queue, worker=WorkerSettings(**worker))  # type: ignore[arg-type]
+        self.settings = Settings([model], queue=queue, worker=WorkerSettings(pace_s=0.0, **worker))  # type: ignore[arg-type]
         self._replicas: list[Replica] = []
 
     async def replica(self, engine: Engine | None = None, *, is_faulty: bool = True) -> Replica:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 import struct
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from headrace.broker import messages
-from headrace.broker.errors import BadRequest
+from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import (
     Batch,
     Chat,
@@ -44,10 +46,12 @@ class Answering(HandEngine):
         super().__init__()
         self.asked: list[Job] = []
         self.given_up = 0
+        self.advance: Callable[[], None] = lambda: None
         self._answer = answer
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         self.asked.append(job)
+        self.advance = advance
         try:
             await self.encoding.wait()
         except asyncio.CancelledError:
@@ -113,6 +117,35 @@ async def test_an_answer_that_is_handed_back_is_made_by_another(make_stage: Make
     await stage.replica(Answering())
     assert (await stage.ended(job_id)).status == "done"
     assert await stage.events(job_id, Result) == [HELLO]
+
+
+async def test_an_answer_that_takes_long_is_not_stuck_while_it_advances(make_stage: MakeStage) -> None:
+    stage = await make_stage(step_timeout_s=0.3, drain_s=0.0)
+    engine = Answering()
+    engine.encoding.clear()
+    job_id = await stage.admit(kind="embed")
+    replica = await stage.replica(engine)
+    await eventually(lambda: engine.asked)
+    began_at = time.monotonic()
+
+    def advances() -> bool:
+        engine.advance()
+        replica.worker.check_health()
+        return time.monotonic() - began_at > 0.6
+
+    await eventually(advances)
+    engine.encoding.set()
+    assert (await stage.ended(job_id)).status == "done"
+
+
+async def test_an_engine_that_hangs_in_an_answer_is_given_up(make_stage: MakeStage) -> None:
+    stage = await make_stage(step_timeout_s=0.2)
+    engine = Answering()
+    engine.encoding.clear()
+    await stage.admit(kind="embed")
+    replica = await stage.replica(engine)
+    with pytest.raises(EngineFailed, match="no step"):
+        await asyncio.wait_for(replica.task, 5)
 
 
 CRASHES: dict[str, tuple[list[list[Event]], int]] = {
@@ -187,8 +220,11 @@ async def test_a_conversation_is_rendered_with_everything_in_it() -> None:
         "T",
         "<|assistant|>",
     ]
-    data, _ = await ask(scripted(), "render", Chat([Message("assistant", "The")], is_open=True))
+    begun = Chat([Message("assistant", "The")], is_open=True)
+    data, _ = await ask(scripted(), "render", begun)
     assert data == {"text": "<|assistant|>\nThe"}
+    ids = (await ask(scripted(), "tokenize", begun))[0]["tokens"]
+    assert (await ask(scripted(), "detokenize", Tokens(ids)))[0] == data
 
 
 async def test_embeddings_are_unit_vectors_one_an_input_and_always_the_same() -> None:
@@ -206,7 +242,7 @@ async def test_embeddings_are_unit_vectors_one_an_input_and_always_the_same() ->
 @pytest.mark.parametrize(
     ("kind", "prompt", "param"),
     [
-        ("tokenize", Chat([]), "prompt"),
+        ("tokenize", Batch([]), "prompt"),
         ("detokenize", Text("x"), "prompt"),
         ("render", Text("x"), "prompt"),
         ("count", Batch([]), "prompt"),

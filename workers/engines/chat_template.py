@@ -22,6 +22,7 @@ from headrace.broker.errors import BadRequest, ConfigError
 from headrace.broker.messages import Message, Tool
 
 PRIVATE_USE = range(0xE000, 0xF900)
+_SIGNS_OF_THINKING = re.compile(r"think>|\[THINK\]|<\|channel\|>|reasoning_content")
 
 
 class ChatTemplate:
@@ -47,7 +48,7 @@ class ChatTemplate:
         """Whether the model reasons before it answers: as it is told, or always. Told by the words of the template."""
         if "enable_thinking" in names:
             self.thinking = "switch"
-        elif "<think>" in source or "reasoning_content" in source:
+        elif _SIGNS_OF_THINKING.search(source):
             self.thinking = "always"
 
     def with_system(self, messages: Sequence[Message]) -> list[Message]:

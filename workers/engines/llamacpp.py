@@ -144,11 +144,8 @@ class LlamacppEngine:
         left = tokens_left(generation, self.capabilities.context_tokens)
         plan = loaded.prompts.plan(generation.job)
         body, reader = self._request(loaded, generation, plan, left)
-        if plan.route == "calls":
-            calls = llamacpp_tools.CallParser(llamacpp_tools.active(generation.job))
-            sequence = Sequence(msgspec.json.encode(body), reader, lambda step: emit(calls.parse(step)), fail)
-        else:
-            sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
+        emit = _through(plan, generation.job, loaded.prompts, emit)
+        sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
         if plan.route == "chat":
             sequence.complete = loaded.server.handle_chat_completions
         if left:
@@ -164,14 +161,14 @@ class LlamacppEngine:
             return chat_body(generation, template, context), ChatReader(loaded.vocab, logprobs)
         return request_body(generation, context, plan.grammar), StreamReader(loaded.vocab, left, logprobs)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         loaded = self._ready()
         if job.kind == "embed":
-            return await self._embed(loaded, job)
+            return await self._embed(loaded, job, advance)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._side, llamacpp_answers.answer, job, loaded.prompts)
 
-    async def _embed(self, loaded: _Loaded, job: Job) -> tuple[Result, int]:
+    async def _embed(self, loaded: _Loaded, job: Job, advance: Callable[[], None]) -> tuple[Result, int]:
         if loaded.embedder is None:
             raise BadRequest("this model has no embeddings: its configuration lacks `embeddings: true`", param="model")
         inputs: list[Text | Tokens]
@@ -186,7 +183,7 @@ class LlamacppEngine:
         ids = await loop.run_in_executor(self._side, lambda: [prompts.plain(each, "input") for each in inputs])
         for each in ids:
             self._check_length(each, "input")
-        vectors = await loaded.embedder.vectors(ids)
+        vectors = await loaded.embedder.vectors(ids, advance)
         return Result({"embeddings": vectors, "tokens": list(map(len, ids))}), sum(map(len, ids))
 
     async def check_health(self) -> None:
@@ -214,6 +211,21 @@ class LlamacppEngine:
         if self._loaded is None or self._is_closed:
             raise EngineFailed("the engine is closed" if self._is_closed else "the engine is not loaded")
         return self._loaded
+
+
+def _through(plan: Plan, job: Job, prompts: Prompts, emit: Callable[[Step], None]) -> Callable[[Step], None]:
+    """`emit` behind what a plan needs between: a watch over its grammar, and a parser of our own form of calls."""
+    watch = prompts.grammars.watch(plan.grammar)
+    calls = llamacpp_tools.CallParser(llamacpp_tools.active(job)) if plan.route == "calls" else None
+    if watch is None and calls is None:
+        return emit
+
+    def emit_seen(step: Step) -> None:
+        if watch is not None:
+            watch.see(step)
+        emit(step if calls is None else calls.parse(step))
+
+    return emit_seen
 
 
 def _use_template(source: str | None, params: Any) -> None:

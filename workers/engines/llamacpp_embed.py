@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,10 +51,14 @@ class Embedder:
         self._server: Any = open_server(model, path, folder, prepare)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-embed")
 
-    async def vectors(self, inputs: list[list[int]]) -> list[bytes]:
+    async def vectors(self, inputs: list[list[int]], advance: Callable[[], None]) -> list[bytes]:
         """The mean-pooled vector of each input, scaled to length 1, as little-endian float32."""
         loop = asyncio.get_running_loop()
-        return [await loop.run_in_executor(self._thread, self._vector, ids) for ids in inputs]
+        vectors = []
+        for ids in inputs:
+            vectors.append(await loop.run_in_executor(self._thread, self._vector, ids))
+            advance()
+        return vectors
 
     def _vector(self, ids: list[int]) -> bytes:
         body = {"input": [ids], "encoding_format": "base64"}

@@ -135,10 +135,11 @@ class Engine(Protocol):
         """Render and tokenize the prompt; raises BadRequest, with `param`, for what the model cannot do."""
         ...
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         """Answer a job of another kind than `generate`: the result, and how many prompt tokens it took.
 
-        Raises BadRequest for a kind that the model cannot do.
+        `advance` is called as often as something is done of it: an engine that is silent for long is taken for hung.
+        It is cancelled when nobody wants the answer any more. Raises BadRequest for a kind that the model cannot do.
         """
         ...
 

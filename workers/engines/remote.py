@@ -93,7 +93,7 @@ class RemoteEngine:
         self._api.request("", Generation(job, [], [], job.max_tokens))
         return [0] * -(-_size(job.prompt) // 4)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         raise BadRequest(f"a model on a remote server cannot {job.kind}", param="model")
 
     def can_continue(self, job: Job) -> bool:

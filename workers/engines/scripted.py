@@ -148,7 +148,7 @@ class ScriptedEngine:
         self._arm()
         return sequence
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         return scripted_answers.answer(job, self._model, lambda prompt: -(-_length(prompt) // 4))
 
     async def check_health(self) -> None:

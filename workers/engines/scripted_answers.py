@@ -1,7 +1,8 @@
 """What the scripted engine answers to jobs that generate nothing; all of it can be computed by anybody.
 
-- `tokenize`: one id for every four bytes of the text (`scripted_parts.token_ids`), nothing added; `detokenize` is the
-  inverse, with U+FFFD for what is no UTF-8, and knows the oracle's tokens too.
+- `tokenize`: one id for every four bytes of the text, or of what `render` makes of a conversation
+  (`scripted_parts.token_ids`), nothing added.
+- `detokenize`: the inverse, with U+FFFD for what is no UTF-8; it knows the oracle's tokens too.
 - `render`: a line `<|role|>`, a line with the content, for each message; its reasoning and tool calls, as JSON, have
   lines of their own before and after it. Tools are a line of JSON at the beginning, `<|assistant|>` is the last line.
 - `count`: what `encode` would count.
@@ -27,8 +28,9 @@ def answer(job: Job, model: ScriptedModel, count: Callable[[Prompt], int]) -> tu
     """The result and its prompt tokens; raises BadRequest for a prompt that this kind of job cannot have."""
     match job.kind, job.prompt:
         case "tokenize", Text(text):
-            ids = token_ids(text.encode(errors="replace"))
-            return Result({"tokens": ids, "pieces": [piece(token_id) for token_id in ids]}), len(ids)
+            return _tokens(text)
+        case "tokenize", Chat():
+            return _tokens(render(job))
         case "detokenize", Tokens(ids):
             return Result({"text": _text(ids)}), len(ids)
         case "render", Chat():
@@ -64,6 +66,11 @@ def vector(text: str, dimensions: int) -> list[float]:
     values = [value / 32768 for (value,) in struct.iter_unpack("<h", b"".join(blocks))][:dimensions]
     length = math.sqrt(sum(value * value for value in values)) or 1.0
     return [value / length for value in values]
+
+
+def _tokens(text: str) -> tuple[Result, int]:
+    ids = token_ids(text.encode(errors="replace"))
+    return Result({"tokens": ids, "pieces": [piece(token_id) for token_id in ids]}), len(ids)
 
 
 def _embed(inputs: list[Text | Tokens], model: ScriptedModel, count: Callable[[Prompt], int]) -> tuple[Result, int]:

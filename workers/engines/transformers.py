@@ -127,7 +127,7 @@ class TransformersEngine:
             hf_start.compiled(loaded.compiler, job.constraint)
         return hf_prompts.encode(loaded.vocab, loaded.template, job, self.capabilities.context_tokens)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         loaded = self._ready()
         answer = hf_prompts.answer
         return await asyncio.get_running_loop().run_in_executor(self._side, answer, loaded.vocab, loaded.template, job)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from headrace.broker.errors import EngineFailed
+from headrace.broker.errors import EngineDied, EngineFailed
 from headrace.broker.messages import Job, Result, Sampling, Tokens
 from headrace.broker.settings import VllmModel
 from headrace.workers.engines import hf_folder, hf_prompts
@@ -89,7 +89,7 @@ class VllmEngine:
         loaded.requests.check(job)
         return hf_prompts.encode(loaded.vocab, loaded.template, job, self.capabilities.context_tokens)
 
-    async def answer(self, job: Job) -> tuple[Result, int]:
+    async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         loaded = self._ready()
         answer = hf_prompts.answer
         return await asyncio.get_running_loop().run_in_executor(self._side, answer, loaded.vocab, loaded.template, job)
@@ -120,7 +120,7 @@ class VllmEngine:
     async def check_health(self) -> None:
         """An engine core that died fails no job here: the replica gives them all to others, who go on."""
         if self._ready().llm.errored:
-            raise EngineFailed("vLLM's engine core has died")
+            raise EngineDied("vLLM's engine core has died")
 
     async def close(self) -> None:
         if self._is_closed:
