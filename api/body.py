@@ -21,7 +21,7 @@ MAX_BRACKETS = 200_000
 # Everything up to the next bracket, strings skipped whole. Possessive throughout, and an unclosed string runs to the
 # end, so that no input makes it scan anything twice.
 _TO_BRACKET = re.compile(rb'[^][{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^][{}"]*+)*+(?:([][{}])|\Z)', re.DOTALL)
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LAST_INDEXES = re.compile(r"(\[[^]]*\])+$")
@@ -49,7 +49,7 @@ def decode(decoder: msgspec.json.Decoder[T], body: bytes, limits: ApiSettings) -
     """Read a JSON body; raises BadRequest, with `param` naming the field as in `messages[0].role`."""
     check_depth(body, limits)
     try:
-        return decoder.decode(body.removeprefix(_BOM))
+        return decoder.decode(body.removeprefix(BOM))
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
     except msgspec.DecodeError as error:
