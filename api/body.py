@@ -21,7 +21,7 @@ MAX_BRACKETS = 200_000
 # Everything up to the next bracket, strings skipped whole. Possessive throughout, and an unclosed string runs to the
 # end, so that no input makes it scan anything twice.
 _TO_BRACKET = re.compile(rb'[^][{}"]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"?[^][{}"]*+)*+(?:([][{}])|\Z)', re.DOTALL)
-BOM = b"\xef\xbb\xbf"
+_BOM = b"\xef\xbb\xbf"
 _MISSING = re.compile(r"Object missing required field `(.*)`")
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LAST_INDEXES = re.compile(r"(\[[^]]*\])+$")
@@ -48,8 +48,13 @@ def check_depth(body: bytes, limits: ApiSettings) -> None:
 def decode(decoder: msgspec.json.Decoder[T], body: bytes, limits: ApiSettings) -> T:
     """Read a JSON body; raises BadRequest, with `param` naming the field as in `messages[0].role`."""
     check_depth(body, limits)
+    return decode_again(decoder, body)
+
+
+def decode_again(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Read a body whose depth was checked before; raises as `decode` does."""
     try:
-        return decoder.decode(body.removeprefix(BOM))
+        return decoder.decode(body.removeprefix(_BOM))
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from error
     except msgspec.DecodeError as error:
