@@ -20,7 +20,7 @@ from headrace.workers.worker import Worker
 
 
 async def used_bytes(broker: RedisBroker) -> int:
-    info = await broker._redis.info("memory")
+    info = await broker._nodes.first.redis.info("memory")
     return int(info["used_memory_dataset"])
 
 
