@@ -30,6 +30,8 @@ class RedisSettings(Struct, frozen=True, forbid_unknown_fields=True):
     url: str | None = None
     shards: int = 1
     """How many hash tags the jobs are spread over; every process of a deployment must say the same."""
+    cluster: bool = False
+    """The server is one of a Redis Cluster, which says where each shard is."""
     pool_size: int = 16
     """Connections a process uses for verbs and reads, however many streams it carries."""
     timeout_s: float = 5.0

@@ -140,6 +140,6 @@ async def test_the_job_id_shows_nothing_of_the_key_and_a_lost_secret_is_put_back
     secret = await up.state().secret()
     made_of = keys.idempotent_job_id(secret, "anonymous", KEY["idempotency-key"], 1)
     assert answer.headers["x-request-id"] == made_of
-    await up.broker._redis.delete(keys.key("secret", 0))
+    await up.broker._nodes.first.redis.delete(keys.key("secret", 0))
     up.state()._secret_until = 0.0
     assert await up.state().secret() == secret == await up.broker.secret(b"another")

@@ -74,27 +74,43 @@ run "defaults" {
   }
 }
 
-run "short_password" {
+run "wrong_values_are_refused" {
   command = plan
 
   variables {
-    broker_passwords = { gateway = ["short"] }
+    broker_passwords   = { gateway = ["short"] }
+    broker             = { acl_name = "open-access" }
+    zones              = ["eu-central-1a", "eu-central-1b", "eu-central-1b"]
+    api_access_cidrs   = ["0.0.0.0/0"]
+    cpu_nodes          = { min = 1 }
+    gpu_nodes          = { l4 = { instance_types = [], max = 1 } }
+    kubernetes_version = "1.24"
+    storage_addons     = { "my-driver" = null }
+    vpc_cidr           = "10.0.0.0/24"
+    log_days           = 2
+    name               = "Headrace"
+    region             = "Frankfurt"
+    admin_role_arns    = ["me"]
   }
 
-  expect_failures = [var.broker_passwords]
+  expect_failures = [
+    var.broker_passwords,
+    var.broker,
+    var.zones,
+    var.api_access_cidrs,
+    var.cpu_nodes,
+    var.gpu_nodes,
+    var.kubernetes_version,
+    var.storage_addons,
+    var.vpc_cidr,
+    var.log_days,
+    var.name,
+    var.region,
+    var.admin_role_arns,
+  ]
 }
 
-run "open_access" {
-  command = plan
-
-  variables {
-    broker = { acl_name = "open-access" }
-  }
-
-  expect_failures = [var.broker]
-}
-
-run "broker_without_replica" {
+run "a_broker_without_a_replica_is_refused" {
   command = plan
 
   variables {
@@ -102,64 +118,4 @@ run "broker_without_replica" {
   }
 
   expect_failures = [var.broker]
-}
-
-run "two_zones" {
-  command = plan
-
-  variables {
-    zones = ["eu-central-1a", "eu-central-1b", "eu-central-1b"]
-  }
-
-  expect_failures = [var.zones]
-}
-
-run "api_open_to_everybody" {
-  command = plan
-
-  variables {
-    api_access_cidrs = ["0.0.0.0/0"]
-  }
-
-  expect_failures = [var.api_access_cidrs]
-}
-
-run "one_cpu_node" {
-  command = plan
-
-  variables {
-    cpu_nodes = { min = 1 }
-  }
-
-  expect_failures = [var.cpu_nodes]
-}
-
-run "gpu_class_without_instances" {
-  command = plan
-
-  variables {
-    gpu_nodes = { l4 = { instance_types = [], max = 1 } }
-  }
-
-  expect_failures = [var.gpu_nodes]
-}
-
-run "old_kubernetes" {
-  command = plan
-
-  variables {
-    kubernetes_version = "1.24"
-  }
-
-  expect_failures = [var.kubernetes_version]
-}
-
-run "an_unknown_storage_driver" {
-  command = plan
-
-  variables {
-    storage_addons = { "my-driver" = null }
-  }
-
-  expect_failures = [var.storage_addons]
 }
