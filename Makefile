@@ -3,9 +3,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NPM := $(or $(HEADRACE_TEST_DATA),.headrace)/npm
 ARGS ?=
 
-.PHONY: setup serve test check format bench lock clean
+.PHONY: setup serve test clients check format bench lock clean
 
 setup: $(VENV)/.installed
 
@@ -21,8 +22,22 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml
 serve: setup
 	@exec $(BIN)/headrace serve $(ARGS)
 
-test: setup
+test: setup clients
 	$(BIN)/python -m pytest $(ARGS)
+
+# What tests/clients needs besides: heavy Python clients, and npm packages where there is an npm.
+clients: $(VENV)/.clients $(NPM)/.installed
+
+$(VENV)/.clients: requirements/clients.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/clients.txt
+	@touch $@
+
+$(NPM)/.installed: tests/clients/package.json
+	@mkdir -p $(NPM)
+	@cp $< $(NPM)/package.json
+	@if command -v npm >/dev/null; then \
+		npm install --prefix $(NPM) --no-package-lock --no-audit --no-fund --loglevel=error && touch $@; \
+	else echo "there is no npm: the tests of npm clients are left out"; fi
 
 check: setup
 	$(BIN)/ruff check .
@@ -44,6 +59,9 @@ lock:
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --extra llamacpp --extra dev --constraint requirements/base.txt \
 		--output-file requirements/dev.txt pyproject.toml requirements/build.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --extra llamacpp --extra dev --extra clients --constraint requirements/dev.txt \
+		--output-file requirements/clients.txt pyproject.toml requirements/build.in
 
 clean:
 	rm -rf $(VENV) .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

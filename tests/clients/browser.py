@@ -5,16 +5,16 @@ Protocol: https://chromedevtools.github.io/devtools-protocol/. A driver is not n
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
-import signal
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from websockets.sync.client import ClientConnection, connect
+from websockets.sync.client import connect
 
 from tests.system.conftest import until
 
@@ -40,6 +40,17 @@ def chromium() -> str:
     raise FileNotFoundError("there is no chromium on PATH")
 
 
+@contextlib.contextmanager
+def _running(command: list[str]) -> Iterator[None]:
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=quiet, stderr=quiet, start_new_session=True)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
 class Browser:
     """A running Chromium, with a profile that is thrown away."""
 
@@ -48,28 +59,18 @@ class Browser:
         self._ids = 0
 
     def __enter__(self) -> Browser:
-        self._folder = tempfile.TemporaryDirectory(prefix="hr-chromium-", ignore_cleanup_errors=True)
-        self._process = subprocess.Popen(
-            [self._program, *_FLAGS, f"--user-data-dir={self._folder.name}", "about:blank"],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._socket = self._connect()
+        with contextlib.ExitStack() as held:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="hr-", ignore_cleanup_errors=True)))
+            held.enter_context(_running([self._program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"]))
+            said = folder / "DevToolsActivePort"
+            until(lambda: said.exists() and len(said.read_text().split()) == 2, 30)
+            port, path = said.read_text().split()
+            self._socket = held.enter_context(connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None))
+            self._held = held.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._socket.close()
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(10)
-        self._folder.cleanup()
-
-    def _connect(self) -> ClientConnection:
-        said = Path(self._folder.name) / "DevToolsActivePort"
-        until(lambda: said.exists() and len(said.read_text().split()) == 2, 30)
-        port, path = said.read_text().split()
-        return connect(f"ws://127.0.0.1:{port}{path}", max_size=None, proxy=None)
+    def __exit__(self, *_: object) -> None:
+        self._held.close()
 
     def run(self, address: str, script: str, timeout_s: float = 30.0) -> Any:
         """Open a page and evaluate the body of an async function there; its JSON answer. Its exceptions are raised."""

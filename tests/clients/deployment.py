@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-
 from typing import Any
 
 import httpx
@@ -97,5 +96,3 @@ class Deployment:
         before = self.jobs()
         yield
         assert self.jobs() == before
-
-

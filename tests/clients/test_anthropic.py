@@ -61,10 +61,12 @@ def test_errors_before_and_in_the_stream(client: Anthropic, world: Deployment) -
     with world.no_job(), pytest.raises(anthropic.BadRequestError, match="max_tokens"):
         client.messages.create(model="scripted", messages=HI, max_tokens=0)
     said = ""
-    with pytest.raises(anthropic.APIStatusError, match="fail"):
-        with client.messages.stream(model="broken", messages=HI, max_tokens=99) as stream:
-            for text in stream.text_stream:
-                said += text
+    with (
+        pytest.raises(anthropic.APIStatusError, match="fail"),
+        client.messages.stream(model="broken", messages=HI, max_tokens=99) as stream,
+    ):
+        for text in stream.text_stream:
+            said += text
     assert said == "half an answer"
 
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
-from huggingface_hub.errors import HfHubHTTPError
-from huggingface_hub.inference._common import GenerationError, ValidationError
+from huggingface_hub.errors import GenerationError, HfHubHTTPError, ValidationError
 
 from tests.clients.deployment import CALL, LONG, WEATHER, Deployment, words
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import openai
 import pytest
-from langchain_core.messages import HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel
 
 from tests.clients.deployment import CALL, DIMENSIONS, LONG, WEATHER, Deployment, words
+
+if not os.environ.get("CI"):
+    pytest.importorskip("langchain_openai", reason="run `make clients`")
+
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
 
 class Weather(BaseModel):

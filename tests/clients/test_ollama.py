@@ -29,7 +29,7 @@ def test_chat_and_generate_stream_what_they_say_whole(client: Client) -> None:
     assert parts[-1].done_reason == whole.done_reason == "length"
     assert parts[-1].eval_count == whole.eval_count == 8
     pieces = list(client.generate(model="scripted", prompt="once", options=options, stream=True))
-    assert "".join(piece.response for piece in pieces) == words("once", 8)
+    assert "".join(piece.response or "" for piece in pieces) == words("once", 8)
     assert client.generate(model="scripted", prompt="once", options=options).response == words("once", 8)
 
 

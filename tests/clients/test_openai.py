@@ -51,9 +51,9 @@ def test_chat_calls_a_tool_and_goes_on_with_its_result(client: OpenAI) -> None:
 
 
 def test_chat_is_cancelled_by_leaving_its_stream(client: OpenAI, world: Deployment) -> None:
-    with world.one_job("cancelled"):
-        with client.chat.completions.create(model="scripted", messages=HI, max_tokens=LONG, stream=True) as stream:
-            next(iter(stream))
+    asked = client.chat.completions.create
+    with world.one_job("cancelled"), asked(model="scripted", messages=HI, max_tokens=LONG, stream=True) as stream:
+        next(iter(stream))
 
 
 def test_chat_gets_errors_before_and_in_its_stream(client: OpenAI, world: Deployment) -> None:
@@ -72,7 +72,9 @@ def test_chat_gets_errors_before_and_in_its_stream(client: OpenAI, world: Deploy
 
 def test_chat_on_a_real_model(client: OpenAI) -> None:
     asked: Any = [{"role": "user", "content": "The capital of France is"}]
-    with client.chat.completions.create(model=REAL, messages=asked, temperature=0, max_tokens=24, stream=True) as chunks:
+    with client.chat.completions.create(
+        model=REAL, messages=asked, temperature=0, max_tokens=24, stream=True
+    ) as chunks:
         assert "Paris" in "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
@@ -93,9 +95,9 @@ def test_completions_stream_and_are_refused(client: OpenAI) -> None:
 
 
 def test_completions_are_cancelled_by_leaving(client: OpenAI, world: Deployment) -> None:
-    with world.one_job("cancelled"):
-        with client.completions.create(model="scripted", prompt="once", max_tokens=LONG, stream=True) as chunks:
-            next(iter(chunks))
+    asked = client.completions.create
+    with world.one_job("cancelled"), asked(model="scripted", prompt="once", max_tokens=LONG, stream=True) as chunks:
+        next(iter(chunks))
 
 
 def test_responses_stream_and_go_on(client: OpenAI) -> None:
@@ -104,9 +106,7 @@ def test_responses_stream_and_go_on(client: OpenAI) -> None:
     assert text == words("hi", 6)
     first = client.responses.create(model="scripted", input="hi", max_output_tokens=6)
     assert first.output_text == text
-    second = client.responses.create(
-        model="scripted", input="more", previous_response_id=first.id, max_output_tokens=2
-    )
+    second = client.responses.create(model="scripted", input="more", previous_response_id=first.id, max_output_tokens=2)
     assert second.output_text == words("more", 2)
     assert second.usage is not None and first.usage is not None
     assert second.usage.input_tokens > first.usage.input_tokens
