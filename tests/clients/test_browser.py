@@ -1,4 +1,4 @@
-"""A real browser: `EventSource`, `fetch`, `WebSocket` and headrace.js in Chromium, on a pod's own origin and another."""
+"""A real browser: `EventSource`, `fetch`, `WebSocket` and headrace.js in Chromium, on the pod's origin and another."""
 
 from __future__ import annotations
 
