@@ -96,6 +96,11 @@ _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_ANYTHING: Mapping[str, Any] = {
+    "format": {"anyOf": [{"enum": ["", "json"]}, {"type": "object"}, {"type": "null"}]},
+    "value": {"description": "JSON Schema, or a pattern"},
+}
+"""Ollama's `format`, and the `value` of TGI's `grammar`."""
 _OPEN = ("/healthz", "/readyz", "/metrics", "/health", "/openapi.json")
 """What needs no key."""
 
@@ -111,7 +116,7 @@ def document(app: FastAPI) -> bytes:
     for path in ("/chat", "/apply-template"):  # which read it later, so that it has no type there
         fields[path]["messages"] = fields["/v1/chat/completions"]["messages"]
     for component in components.values():
-        _leave_out_refused(component)
+        _for_callers(component)
     paths: dict[str, dict[str, Any]] = {}
     for route in app.state.routes:
         if isinstance(route, APIRoute):
@@ -132,11 +137,14 @@ def document(app: FastAPI) -> bytes:
     return msgspec.json.encode(whole).replace(b"headrace.api.wire.", b"")  # of types whose names stand twice
 
 
-def _leave_out_refused(component: dict[str, Any]) -> None:
-    """A field of type Any stands in a type to be refused, whatever its value."""
+def _for_callers(component: dict[str, Any]) -> None:
+    """Leave out fields of type Any: they stand in a type to be refused whatever they are, but for `_ANYTHING`."""
+    component.pop("description", None)  # it is for who maintains the type
     properties = component.get("properties", {})
     for name in [name for name, schema in properties.items() if schema == {"default": None}]:
-        del properties[name]
+        properties[name] = _ANYTHING.get(name)
+        if properties[name] is None:
+            del properties[name]
 
 
 def _operation(

@@ -58,14 +58,13 @@ def test_every_route_that_reads_a_body_says_which(document: dict[str, Any]) -> N
     assert {path for path in posts if "requestBody" in document["paths"][path]["post"]} == set(openapi.BODIES)
 
 
-@pytest.mark.parametrize("path", openapi.BODIES)
+@pytest.mark.parametrize("path", [path for path, body in openapi.BODIES.items() if body.format])
 def test_what_it_takes_the_route_takes_and_what_it_refuses_the_route_refuses(
     document: dict[str, Any], path: str
 ) -> None:
     """A body of the schema's required fields and no other; then one without each of them, and with a wrong type."""
     body = openapi.BODIES[path]
-    if body.format is None:
-        return
+    assert body.format
     schema = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     judge = jsonschema.Draft202012Validator({**schema, "components": document["components"]})
     form = BY_NAME[body.format]

@@ -16,6 +16,7 @@ from tests.system.conftest import Machine, answers, real_model, scripted, until
 THOUGHT = "I wonder how it is there."
 CALL: dict[str, Any] = {"name": "weather", "arguments": {"place": "Bern"}}
 MODELS: list[dict[str, Any]] = [
+    {**real_model(), "embeddings": True},
     scripted(tokens_per_s=100.0),
     {
         **scripted(tokens_per_s=0.0),
@@ -23,9 +24,8 @@ MODELS: list[dict[str, Any]] = [
         "script": [{"reasoning": THOUGHT}, "Let me ", "look.", {"tool_call": CALL}],
     },
     {**scripted(tokens_per_s=50.0), "name": "broken", "script": ["half ", "an ", "answer"], "script_end": "error"},
-    {**real_model(), "embeddings": True},
 ]
-REAL = str(MODELS[-1]["name"])
+REAL = str(MODELS[0]["name"])
 DIMENSIONS = 64
 """Of the scripted engine's embeddings."""
 

@@ -16,6 +16,12 @@ HI: Any = [{"role": "user", "content": "hi"}]
 
 @pytest.fixture
 def client(world: Deployment) -> Iterator[InferenceClient]:
+    with InferenceClient(model=f"{world.url}/?model=scripted") as client:
+        yield client
+
+
+@pytest.fixture
+def chat(world: Deployment) -> Iterator[InferenceClient]:
     with InferenceClient(model=world.url) as client:
         yield client
 
@@ -31,19 +37,19 @@ def test_it_streams_what_it_says_whole(client: InferenceClient) -> None:
     assert parts[-1].details.generated_tokens == whole.details.generated_tokens == 8
 
 
-def test_its_chat_streams_calls_a_tool_and_gets_errors(client: InferenceClient) -> None:
-    chunks = client.chat_completion(HI, model="scripted", max_tokens=8, stream=True)
+def test_its_chat_streams_calls_a_tool_and_gets_errors(chat: InferenceClient) -> None:
+    chunks = chat.chat_completion(HI, model="scripted", max_tokens=8, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == words("hi", 8)
     tool: Any = {"type": "function", "function": WEATHER}
-    answer = client.chat_completion(HI, model="caller", tools=[tool])
+    answer = chat.chat_completion(HI, model="caller", tools=[tool])
     assert answer.choices[0].message.tool_calls is not None
     assert answer.choices[0].message.tool_calls[0].function.name == CALL["name"]
     with pytest.raises(HfHubHTTPError, match="404"):
-        client.chat_completion(HI, model="nobody")
+        chat.chat_completion(HI, model="nobody")
 
 
 def test_leaving_its_stream_cancels(world: Deployment) -> None:
-    with world.one_job("cancelled"), InferenceClient(model=world.url) as client:
+    with world.one_job("cancelled"), InferenceClient(model=f"{world.url}/?model=scripted") as client:
         next(iter(client.text_generation("once", max_new_tokens=LONG, stream=True)))
 
 

@@ -76,7 +76,7 @@ def test_embeddings_of_both_engines(client: Client) -> None:
 
 
 def test_what_there_is(client: Client) -> None:
-    names = ["scripted:latest", "caller:latest", "broken:latest", f"{REAL}:latest"]
+    names = [f"{REAL}:latest", "scripted:latest", "caller:latest", "broken:latest"]
     assert [model.model for model in client.list().models] == names
     assert sorted(str(model.model) for model in client.ps().models) == sorted(names)
     assert "completion" in (client.show("scripted").capabilities or [])

@@ -161,7 +161,7 @@ def test_embeddings_of_both_engines(client: OpenAI) -> None:
 
 
 def test_models(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["scripted", "caller", "broken", REAL]
+    assert [model.id for model in client.models.list()] == [REAL, "scripted", "caller", "broken"]
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("nobody")
 
