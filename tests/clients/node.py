@@ -37,9 +37,14 @@ class Node:
 
     def run(self, script: str, task: str, *more: str, timeout_s: float = 30.0) -> Any:
         """Run the function `task` of a script, which may import packages and headrace.js."""
+        said = self.execute((HERE / script).read_text("utf-8"), task, *more, timeout_s=timeout_s)
+        return json.loads(said.splitlines()[-1])
+
+    def execute(self, script: str, *arguments: str, timeout_s: float = 30.0) -> str:
+        """What a script prints."""
         done = subprocess.run(
-            [self._program, "--input-type=module", "-", task, *more],
-            input=(HERE / script).read_text("utf-8"),
+            [self._program, "--input-type=module", "-", *arguments],
+            input=script,
             cwd=PACKAGES,  # where the names of packages are looked up
             env={
                 **{name: value for name, value in os.environ.items() if name != "NODE_OPTIONS"},
@@ -52,4 +57,4 @@ class Node:
             timeout=timeout_s,
         )
         assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
+        return done.stdout

@@ -1,9 +1,10 @@
-"""The commands of docs/api.md, run as they stand: each works, and there is one for every route."""
+"""Commands and programs of the pages, run as they stand: each works, and there is a command for every route."""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -11,10 +12,12 @@ import pytest
 from starlette.routing import compile_path
 
 from tests.clients.deployment import Deployment
+from tests.clients.node import HEADRACE_JS, Node
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")
 ADDRESS = "http://127.0.0.1:8080"
+CLIENTS = (ROOT / "docs" / "client.md").read_text("utf-8")
 SECTIONS = {part.partition("\n")[0]: part for part in PAGE.split("\n## ")[1:]}
 BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 STRICT = 'set -euo pipefail\ncurl() { command curl -sS --fail-with-body "$@"; echo; }\n'
@@ -49,3 +52,19 @@ def test_every_route_has_its_command(world: Deployment) -> None:
         if path not in REFUSED and not any(m == method and compile_path(path)[0].match(p) for m, p in called)
     }
     assert missing == set()
+
+
+def test_the_python_client_is_as_its_page_shows(world: Deployment) -> None:
+    done = subprocess.run([sys.executable, "-c", program("python", world)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, "Paris" in done.stdout) == (0, True), done.stderr
+
+
+def test_the_javascript_client_is_as_its_page_shows(world: Deployment, node: Node) -> None:
+    script = program("js", world).replace("./headrace.js", HEADRACE_JS.as_uri())
+    assert "Paris" in node.execute(script)
+
+
+def program(language: str, world: Deployment) -> str:
+    [found] = re.findall(rf"^```{language}\n(.*?)^```$", CLIENTS, re.DOTALL | re.MULTILINE)
+    assert found.count("http://127.0.0.1:808") == 2
+    return str(found.replace(ADDRESS, world.urls[0]).replace("http://127.0.0.1:8081", world.urls[1]))
