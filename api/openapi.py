@@ -121,7 +121,7 @@ def document(app: FastAPI) -> bytes:
     for route in app.state.routes:
         if isinstance(route, APIRoute):
             path = route.path_format
-            for method in sorted(route.methods):
+            for method in sorted(route.methods or ()):
                 paths.setdefault(path, {})[method.lower()] = _operation(method.lower(), path, route, bodies, fields)
     whole = {
         "openapi": "3.1.0",
@@ -186,7 +186,7 @@ def _parameters(method: str, path: str, body: Body | None, fields: Mapping[str, 
     query = _QUERIES.get((method, path), {})
     headers: Mapping[str, Mapping[str, Any]] = {}
     if body is not None and body.format:
-        headers = _HEADERS | _LAST_EVENT_ID
+        headers = {**_HEADERS, **_LAST_EVENT_ID}
         query = {**query, **_RESUME}
     elif (method, path) == ("get", "/chat"):
         headers = _LAST_EVENT_ID
