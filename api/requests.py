@@ -19,6 +19,7 @@ _POSITION = re.compile(r"([0-9a-f]{32})\.([0-9]{1,10}-[0-9]{1,10})(?:\.([1-9][0-
 _SAFE_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _GRACE_MAX_S = 86_400
+_COALESCE_MAX_MS = 10_000
 
 
 class Cut(Struct, frozen=True):
@@ -100,6 +101,14 @@ def queue_timeout_ms(request: HTTPConnection, longest_s: float) -> int | None:
             f"X-Queue-Timeout must be more than 0 and at most {longest_s:g} seconds", param="X-Queue-Timeout"
         )
     return math.ceil(seconds * 1000)
+
+
+def coalesce_s(request: HTTPConnection) -> float:
+    """`X-Coalesce-Ms: <milliseconds>`: what comes within so long goes out together; 0 if it is not there."""
+    text = request.headers.get("x-coalesce-ms", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) <= 5 and int(text) <= _COALESCE_MAX_MS):
+        raise BadRequest(f"X-Coalesce-Ms must be a whole number up to {_COALESCE_MAX_MS}", param="X-Coalesce-Ms")
+    return int(text) / 1000
 
 
 def band(request: HTTPConnection) -> Band | None:

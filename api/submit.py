@@ -99,7 +99,7 @@ async def admit(  # who asks, for what, in which words
     complete: Complete | None = None,
 ) -> Place:
     """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
-    idempotency_key = requests.idempotency_key(request)
+    idempotency_key, coalesce_s = requests.idempotency_key(request), requests.coalesce_s(request)
     parsed = form.parse(body, pod.settings.api)
     model = chosen(pod, request, parsed.job.model)
     parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
@@ -133,7 +133,7 @@ async def admit(  # who asks, for what, in which words
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
-    subject = Subject(pod, job.id, view, form, request.url.path, None)
+    subject = Subject(pod, job.id, view, form, request.url.path, None, coalesce_s)
     if is_unread:
         request.state.job_id = job.id
         subject.count("accepted")
@@ -155,7 +155,8 @@ async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, 
     request.state.job_id = job_id
     reader = None if is_unread else await pod.tail.attach(job_id)
     log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
-    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request))
+    coalesce_s = requests.coalesce_s(request)
+    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request), coalesce_s)
     subject.is_replay = True
     return Place(subject, reader)
 
@@ -198,6 +199,7 @@ async def resume(
 
 async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | None, cut: Cut | None) -> Place:
     """One more reader of a job that is there."""
+    grace_ms, coalesce_s = _asked_grace_ms(request), requests.coalesce_s(request)
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
     if cut is not None:
@@ -206,7 +208,7 @@ async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | 
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
     log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
-    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", _asked_grace_ms(request))
+    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s)
     return Place(subject, reader, cut)
 
 

@@ -23,7 +23,7 @@ HeadraceError
 │   └── BrokerDown 503                    Redis does not answer
 │       └── BrokerFull 503                Redis has no memory left
 ├── JobEnded                              the job ended without a finish; told in the stream
-│   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed 500
+│   ├── Cancelled 409, QueueTimeout 504, RunTimeout 504, TooManyDeaths 500, EngineFailed (EngineDied) 500
 │   ├── NotContinuable 503                its worker was lost, and no other can go on with exactly this answer
 │   └── LogLost 410, LogGap 500           the log cannot be continued without showing wrong text
 └── ConfigError                           headrace.yaml is wrong; exits with 2
@@ -248,6 +248,12 @@ class EngineFailed(JobEnded):
     """The engine failed while it worked on this request."""
 
     code = "engine_error"
+
+
+class EngineDied(EngineFailed):
+    """The process that makes the tokens has ended."""
+
+    code = "engine_died"
 
 
 class NotContinuable(JobEnded):

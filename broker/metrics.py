@@ -57,4 +57,9 @@ FENCED_APPENDS = Counter(
 CANCELLATIONS = Counter("headrace_cancellations_total", "Cancelled jobs, by cause.", ("cause",))
 REJECTIONS = Counter("headrace_rejections_total", "Requests that were refused, by reason.", ("reason",))
 REPLICAS = Gauge("headrace_replicas", "Replicas, by state.", ("model", "state"))
+STARTUP_SECONDS = Gauge(
+    "headrace_replica_startup_seconds",
+    "What this replica's start took, by phase (downloading, converting, loading, warming up, ...), and in total.",
+    ("model", "phase"),
+)
 BROKER_UP = Gauge("headrace_broker_up", "1 if the last question to the broker was answered.")

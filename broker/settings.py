@@ -7,7 +7,7 @@ the value read as YAML. `HEADRACE_PORT` and `HEADRACE_DATA` are short for `api.p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,7 +181,86 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """Of its embeddings."""
 
 
-Model = LlamacppModel | ScriptedModel
+class VllmArguments(Struct, frozen=True, forbid_unknown_fields=True):
+    """The engine arguments of vLLM that may be set, each by vLLM's own name; null leaves it to vLLM.
+
+    Nothing else is passed on: what is not listed here is not known to keep what this project promises.
+    """
+
+    dtype: str | None = None
+    quantization: str | None = None
+    load_format: str | None = None
+    kv_cache_dtype: str | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float | None = None
+    block_size: int | None = None
+    enable_prefix_caching: bool | None = None
+    max_num_batched_tokens: int | None = None
+    max_logprobs: int | None = None
+    tensor_parallel_size: int | None = None
+    pipeline_parallel_size: int | None = None
+    distributed_executor_backend: Literal["mp", "ray"] | None = None
+    enforce_eager: bool | None = None
+    attention_backend: str | None = None
+    seed: int | None = None
+
+
+class WeightsModel(ModelSettings, frozen=True, kw_only=True):
+    """A model in Hugging Face's layout, or a GGUF file that is made into one, once, in the data folder."""
+
+    source: WheelFile | None = None
+    path: str | None = None
+    """A Hugging Face folder or a GGUF file on disk, in place of `source`."""
+    hub: str | None = None
+    """A Hugging Face id, in place of both."""
+    revision: str | None = None
+    """Of `hub`: a branch, a tag or a commit."""
+    system: str | None = None
+    """The system message of a conversation that brings none; None leaves it to the model's own template."""
+    context_tokens: int = 2048
+    """Per sequence: prompt and answer together."""
+    chat_template: str | None = None
+    """A file with the Jinja template to use in place of the model's own."""
+    threads: int = 0
+    """Threads of a model on CPUs; 0 leaves it to the engine."""
+
+
+class VllmModel(WeightsModel, frozen=True, tag_field="engine", tag="vllm"):
+    """A Hugging Face model on vLLM, its engine core a child of the replica; the engine for GPUs."""
+
+    tool_parser: str | None = None
+    """vLLM's parser of the model's tool calls, for example `hermes`; without one, tools are refused."""
+    reasoning_parser: str | None = None
+    """vLLM's parser of the model's reasoning, for example `qwen3`; without one, reasoning is part of the text."""
+    arguments: VllmArguments = VllmArguments()
+
+
+class TransformersModel(WeightsModel, frozen=True, tag_field="engine", tag="transformers"):
+    """A Hugging Face model on transformers: slow, for models that nothing else can run."""
+
+    dtype: str = "auto"
+    device: str = "cpu"
+
+
+class RemoteModel(ModelSettings, frozen=True, tag_field="engine", tag="remote"):
+    """A model that another server runs; the replica only relays."""
+
+    url: str
+    """Where the server is, without the path of a route: `http://127.0.0.1:8000`."""
+    api: Literal["openai", "ollama", "llamacpp", "tgi"] = "openai"
+    """What the server speaks: OpenAI's chat and completions, Ollama's, llama.cpp's own or TGI's."""
+    remote_name: str | None = None
+    """What the server calls the model; None is `name`."""
+    key_env: str | None = None
+    """The environment variable of the replica that holds the server's API key."""
+    context_tokens: int = 131_072
+    """What the registry says; the server itself judges."""
+    connect_timeout_s: float = 10.0
+    event_timeout_s: float = 60.0
+    """A server that sends no event for so long has failed."""
+
+
+Model = LlamacppModel | ScriptedModel | VllmModel | TransformersModel | RemoteModel
 
 
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -290,6 +369,48 @@ def _where(message: str, raw: Any) -> str:
     return f"{path.removeprefix('$.').removeprefix('$') or 'the file'}: {text}{shown}"
 
 
+_Refuse = Callable[[str, object, str], None]
+
+
+def _check_engine(where: str, model: Model, refuse: _Refuse) -> None:
+    if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
+        refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
+    if isinstance(model, WeightsModel):
+        _check_weights(where, model, refuse)
+    if isinstance(model, RemoteModel):
+        _check_remote(where, model, refuse)
+    if isinstance(model, ScriptedModel):
+        _check_scripted(where, model, refuse)
+
+
+def _check_scripted(where: str, model: ScriptedModel, refuse: _Refuse) -> None:
+    if model.script_end not in ("eos", "limit", "error"):
+        refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
+    for place, part in enumerate(model.script):
+        if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
+            refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
+    if not 1 <= model.dimensions <= 65536:
+        refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
+
+
+def _check_weights(where: str, model: WeightsModel, refuse: _Refuse) -> None:
+    places = {"source": model.source, "path": model.path, "hub": model.hub}
+    if sum(value is not None for value in places.values()) != 1:
+        refuse(f"{where}.path", model.path, "one of `path`, `source` and `hub` says where the model is")
+    if model.revision is not None and model.hub is None:
+        refuse(f"{where}.revision", model.revision, "is of `hub` only")
+    if model.context_tokens < 2:
+        refuse(f"{where}.context_tokens", model.context_tokens, "must be at least 2")
+
+
+def _check_remote(where: str, model: RemoteModel, refuse: _Refuse) -> None:
+    if not model.url.startswith(("http://", "https://")):
+        refuse(f"{where}.url", model.url, "must begin with http:// or https://")
+    for field in ("connect_timeout_s", "event_timeout_s"):
+        if getattr(model, field) <= 0:
+            refuse(f"{where}.{field}", getattr(model, field), "must be positive")
+
+
 def _check(file: Path, settings: Settings) -> None:
     def refuse(path: str, value: object, why: str) -> None:
         raise ConfigError(f"{file}: {path}: {value!r} {why}")
@@ -305,15 +426,7 @@ def _check(file: Path, settings: Settings) -> None:
             refuse(f"{where}.name", model.name, "stands twice")
         if model.slots < 1:
             refuse(f"{where}.slots", model.slots, "must be at least 1")
-        if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
-            refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
-        if isinstance(model, ScriptedModel) and model.script_end not in ("eos", "limit", "error"):
-            refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
-        for place, part in enumerate(model.script if isinstance(model, ScriptedModel) else []):
-            if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
-                refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
-        if isinstance(model, ScriptedModel) and not 1 <= model.dimensions <= 65536:
-            refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
+        _check_engine(where, model, refuse)
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
     if not 0 < settings.api.port < 65536:

@@ -89,9 +89,7 @@ class Reader:
         """
         while True:
             if self._kept:
-                entries = list(self._kept)
-                self._kept.clear()
-                return entries
+                return self.take()
             if self._error is not None:
                 raise self._error
             if self._is_poked:
@@ -105,6 +103,12 @@ class Reader:
                 await self._waiter
             finally:
                 self._waiter = None
+
+    def take(self) -> list[ReadEntry]:
+        """The entries that are here by now, if any."""
+        entries = list(self._kept)
+        self._kept.clear()
+        return entries
 
     def offer(self, entry: ReadEntry) -> None:
         """Take a hint in, if it is the next entry; any other makes the reader read the log."""

@@ -29,16 +29,19 @@ def deploy(settings: Settings, broker_url: str) -> None:
 
     plain = msgspec.to_builtins(settings)
     targets = [
-        RunTarget(_deployment(settings, model).bind(plain, model.name, broker_url), name=model.name, route_prefix=None)
+        RunTarget(
+            deployment_of(settings, model).bind(plain, model.name, broker_url), name=model.name, route_prefix=None
+        )
         for model in settings.models
     ]
     serve.run_many(targets, wait_for_applications_running=False)
 
 
-def _deployment(settings: Settings, model: Model) -> Any:
+def deployment_of(settings: Settings, model: Model, kind: type[Replica] = Replica) -> Any:
+    """How Serve runs a model's replicas: how many, with what, and how long they may take to end."""
     from ray import serve
 
-    deployment: Any = serve.deployment(Replica)
+    deployment: Any = serve.deployment(kind)
     return deployment.options(
         name="replica",
         num_replicas=model.replicas,

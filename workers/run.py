@@ -149,10 +149,7 @@ class JobRun:
         """A job that generates nothing: its one `Result`, and the end. To do it twice does no harm."""
         answer = self._engine.answer(self.job, self._advance)
         self._answering = asyncio.create_task(answer, name=f"answer {self.job.id}")
-        try:
-            await asyncio.wait([self._answering])
-        finally:
-            self._answering.cancel()  # whoever waits here may be cancelled itself
+        await asyncio.wait([self._answering])
         if self._answering.cancelled() or self.is_ending or self.track.is_lost:
             return
         result, self._prompt_tokens = self._answering.result()

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 from headrace.broker import metrics
-from headrace.broker.errors import BrokerDown, EngineFailed
+from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker, Claim
 from headrace.broker.settings import Model, Settings
@@ -22,6 +22,7 @@ from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
 from headrace.workers.run import JobRun
+from headrace.workers.startup import Startup
 
 log = logging.getLogger(__name__)
 
@@ -56,10 +57,12 @@ class Worker:
         self._is_draining = False
         self._is_claiming = False
         self._state = "starting"
-        self._progress = ""
+        self._startup = Startup(model.name, lambda *_: None)
         self._tasks: list[asyncio.Task[None]] = []
         self._job_tasks: set[asyncio.Task[None]] = set()
         self._failure: EngineFailed | None = None
+        self._has_died = False
+        """The engine died under its jobs, as if the replica had: one of them may be why."""
 
     @property
     def running(self) -> int:
@@ -67,21 +70,23 @@ class Worker:
 
     async def start(self, progress: Callable[[str, float], None] = lambda *_: None) -> None:
         """Load and warm up the engine; the registry shows the replica as starting meanwhile."""
-
-        def show(what: str, share: float) -> None:
-            self._progress = f"{what} {share:.0%}"
-            progress(what, share)
-
+        self._startup = Startup(self._model.name, progress)
         self._spawn(self._presence_loop, "presence")
         try:
-            await self._engine.load(show)
+            await self._engine.load(self._startup.show)
         except BaseException:
             await self._stop()
             raise
-        self._state, self._progress = "ready", ""
+        took_s, self._state = self._startup.end(), "ready"
         with contextlib.suppress(BrokerDown):
             await self._be_present()
-        log.info("replica %s of %s is ready", self.id, self._model.name, extra={"event": "replica_ready"})
+        log.info(
+            "replica %s of %s is ready after %.1f s",
+            self.id,
+            self._model.name,
+            took_s,
+            extra={"event": "replica_ready"},
+        )
 
     async def run(self) -> None:
         """Serve until `drain` is done; raises what broke the loop, or EngineFailed once an engine that hangs has no
@@ -137,6 +142,7 @@ class Worker:
             except EngineFailed as error:
                 log.error("replica %s gives its jobs back: %s", self.id, error, extra={"event": "replica_unwell"})
                 self._failure = error
+                self._has_died = isinstance(error, EngineDied)
                 await self._claim_no_more()
                 await self.release_all()
                 return
@@ -226,10 +232,10 @@ class Worker:
             self._free.notify_all()
 
     async def _give_back(self, run: JobRun) -> None:
-        """A job on which the engine hung goes with a death, so that it does not take down one replica after another."""
+        """A job on which the engine hung or died goes with a death: it must not take down one replica after another."""
         try:
             with contextlib.suppress(BrokerDown):
-                is_death = run.is_stuck(self._settings.worker.step_timeout_s)
+                is_death = self._has_died or run.is_stuck(self._settings.worker.step_timeout_s)
                 await run.release(self._broker, self.id, is_death=is_death)
         finally:
             run.track.lose("stale")
@@ -262,7 +268,7 @@ class Worker:
         about: dict[str, str | int] = {
             "model": self._model.name,
             "state": self._state,
-            "progress": self._progress,
+            "progress": self._startup.text,
             "slots": self._model.slots,
             "running": self.running,
             "host": socket.gethostname(),

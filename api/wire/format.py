@@ -91,6 +91,17 @@ class OwnStatus(Protocol):
     def error_status(self, error: HeadraceError) -> int: ...
 
 
+@runtime_checkable
+class Joins(Protocol):
+    """A format whose frames nobody counts: the text of several entries may go out as one."""
+
+    joins_text: bool
+
+
+def can_join(form: Format) -> bool:
+    return isinstance(form, Joins) and form.joins_text
+
+
 def status_of(form: Format, error: HeadraceError) -> int:
     """The HTTP status of an error in a format."""
     return form.error_status(error) if isinstance(form, OwnStatus) else error.status

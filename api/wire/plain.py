@@ -77,6 +77,7 @@ class Plain:
     name: str = "plain"
     media_type: str = sse.MEDIA_TYPE
     terminator: bytes = b""
+    joins_text: bool = True
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_decoder, body, limits)

@@ -98,6 +98,7 @@ class Responses(OpenAIWire):
     """OpenAI's Responses; see `format.Format`. Its events have names, and its last one says that it is the last."""
 
     name: str = "openai.responses"
+    joins_text: bool = False  # its frames are numbered
     terminator: bytes = b""
     fields: Mapping[str, str] = {
         "logprobs": "top_logprobs",

@@ -34,8 +34,24 @@ async def broker(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
     await broker.close()
 
 
+async def test_what_is_left_of_a_forgotten_job_is_there_for_ten_seconds(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    running = await admit(broker, is_kept=True)
+    await claim(broker)
+    await broker.forget(running)
+    await settle(broker, running, 1, "1-0", "cancelled")
+    waiting, ended = await admit(broker, is_kept=True), await finish(broker)
+    for job_id in (waiting, ended):
+        await broker.forget(job_id)
+    for job_id in (running, waiting, ended):
+        for kind in ("job", "log"):
+            assert 9_000 < redis_client.pttl(keys.key(kind, 0, job_id)) <= 10_000
+
+
 async def every_verb(broker: Broker) -> None:
     """A workload after which a key of every kind is there."""
+    await broker.forget(await finish(broker))
     await broker.present("replicas", "r", "m", {"pid": 1})
     await broker.present("pods", "p", "", {"pid": 2})
     await broker.claim(0, "r", "m", 1)

@@ -26,7 +26,11 @@ from headrace.broker.settings import Settings
 
 T = TypeVar("T")
 
-MODELS = Path(os.environ.get("HEADRACE_TEST_DATA", Path(__file__).parents[2] / ".headrace")) / "models"
+REPO = Path(__file__).parents[2]
+VLLM_PYTHON = Path(os.environ.get("HEADRACE_VLLM_PYTHON", REPO / ".venv-vllm" / "bin" / "python"))
+"""The interpreter that has vLLM, as `make setup-vllm` builds it."""
+
+MODELS = Path(os.environ.get("HEADRACE_TEST_DATA", REPO / ".headrace")) / "models"
 """Where the real model is kept between runs, so that it is fetched once."""
 
 
@@ -61,8 +65,11 @@ def free_ports(count: int) -> list[int]:
 class Machine:
     """A data folder, a configuration, and the headrace processes that a test starts on them."""
 
-    def __init__(self, folder: Path, settings: dict[str, object], pods: int = 1) -> None:
+    def __init__(
+        self, folder: Path, settings: dict[str, object], pods: int = 1, python: Path = Path(sys.executable)
+    ) -> None:
         self.folder = folder
+        self.python = str(python)
         self.ports = free_ports(pods)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.config = folder / "headrace.yaml"
@@ -79,7 +86,7 @@ class Machine:
         """`headrace <arguments> --config ...`, its output in a file that `said` reads."""
         with (self.folder / f"{arguments[0]}-{len(self.started)}.log").open("w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "headrace.cli.main", *arguments, "--config", str(self.config)],
+                [self.python, "-m", "headrace.cli.main", *arguments, "--config", str(self.config)],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -107,7 +114,7 @@ class Machine:
     def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         """A command that ends by itself."""
         return subprocess.run(
-            [sys.executable, "-m", "headrace.cli.main", *arguments, "--config", str(self.config)],
+            [self.python, "-m", "headrace.cli.main", *arguments, "--config", str(self.config)],
             capture_output=True,
             text=True,
             env=self.env(),
@@ -158,8 +165,8 @@ def make_machine() -> Iterator[MakeMachine]:
     """Machines in short folders (unix sockets lie in them), all ended at the end."""
     made: list[Machine] = []
 
-    def make(settings: dict[str, object], pods: int = 1) -> Machine:
-        machine = Machine(Path(tempfile.mkdtemp(prefix="hr-")), settings, pods)
+    def make(settings: dict[str, object], pods: int = 1, **more: Path) -> Machine:
+        machine = Machine(Path(tempfile.mkdtemp(prefix="hr-")), settings, pods, **more)
         made.append(machine)
         return machine
 
@@ -183,8 +190,24 @@ def scripted(*, tokens_per_s: float = 50.0, slots: int = 64, **fields: object) -
 
 def real_model() -> dict[str, object]:
     """The default model, as the shipped configuration has it, with small limits."""
-    shipped = yaml.safe_load((Path(__file__).parents[2] / "headrace.yaml").read_text("utf-8"))
+    shipped = yaml.safe_load((REPO / "headrace.yaml").read_text("utf-8"))
     return {**shipped["models"][0], "context_tokens": 512, "slots": 2, "threads": 1}
+
+
+def vllm_model() -> dict[str, object]:
+    """The same weights on vLLM, as the example configuration has them, with small limits."""
+    example = yaml.safe_load((REPO / "examples" / "vllm-cpu.yaml").read_text("utf-8"))
+    template = str(REPO / example["models"][0]["chat_template"])
+    return {**example["models"][0], "context_tokens": 512, "slots": 2, "chat_template": template}
+
+
+def need_vllm() -> None:
+    """Where vLLM is not installed its tests are skipped; in CI they fail."""
+    if not VLLM_PYTHON.exists():
+        reason = f"{VLLM_PYTHON} is not there: run `make setup-vllm`"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
 
 
 def processes_below(pid: int) -> list[psutil.Process]:
@@ -196,13 +219,17 @@ def alive(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
 
 
 __all__ = [
+    "REPO",
+    "VLLM_PYTHON",
     "Machine",
     "MakeMachine",
     "Settings",
     "alive",
     "free_ports",
+    "need_vllm",
     "processes_below",
     "real_model",
     "scripted",
     "until",
+    "vllm_model",
 ]

@@ -1,17 +1,29 @@
-"""The whole path as a newcomer has it: `headrace serve --pods 2`, Ray Serve, llama.cpp on a real model, Valkey."""
+"""The whole path as a newcomer has it: `headrace serve --pods 2`, Ray Serve, a real model on each engine, Valkey."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 from openai import OpenAI
 
-from tests.system.conftest import Machine, MakeMachine, answers, real_model, until
+from tests.system.conftest import (
+    VLLM_PYTHON,
+    Machine,
+    MakeMachine,
+    alive,
+    answers,
+    need_vllm,
+    processes_below,
+    real_model,
+    until,
+    vllm_model,
+)
 from tests.system.reading import DONE, Cut, chat, resume, until_broken
 
 MODEL = "smollm2-135m-instruct"
@@ -24,11 +36,16 @@ STORY = {
 }
 
 
-@pytest.fixture(scope="module")
-def machine(make_machine: MakeMachine) -> Machine:
-    machine = make_machine({"models": [real_model()]}, pods=2)
+@pytest.fixture(scope="module", params=["llamacpp", "vllm"])
+def machine(request: pytest.FixtureRequest, make_machine: MakeMachine) -> Iterator[Machine]:
+    if request.param == "vllm":
+        need_vllm()
+        machine = make_machine({"models": [{**vllm_model(), "name": MODEL}]}, pods=2, python=VLLM_PYTHON)
+    else:
+        machine = make_machine({"models": [real_model()]}, pods=2)
     machine.serve(within_s=300)
-    return machine
+    yield machine
+    machine.end()
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +138,10 @@ def test_a_pod_killed_in_the_middle_loses_nothing(machine: Machine) -> None:
 def test_a_replica_killed_in_the_middle_leaves_no_reader_hanging(machine: Machine) -> None:
     first = chat(machine.urls[0], {**STORY, "max_tokens": 150}, stop_after=5)
     [pid] = machine.pids("replica")
+    children = processes_below(pid)
     os.kill(pid, signal.SIGKILL)
     rest = resume(machine.urls[1], first)
+    until(lambda: not alive(children), 10)
     assert rest.is_done
     assert first.text + rest.text == whole_text(machine, first.job)
     positions = [event.position for event in (*first.events, *rest.events) if event.position]

@@ -1,4 +1,4 @@
-"""Sequences on the real llama.cpp, as the tests start and watch them."""
+"""Sequences on real engines, as the tests start and watch them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import msgspec
 
 from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, TokenLogprob
 from headrace.broker.settings import LlamacppModel, load
-from headrace.workers.engines.llamacpp import LlamacppEngine
-from headrace.workers.engines.protocol import Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Engine, Generation, Run, Step, Token
 
 REPO = Path(__file__).parents[2]
 DATA_DIR = os.environ.get("HEADRACE_TEST_DATA", str(REPO / ".headrace"))
@@ -34,7 +33,7 @@ def default_model() -> LlamacppModel:
 class Stream:
     """One started sequence: everything that it was given."""
 
-    def __init__(self, engine: LlamacppEngine, generation: Generation) -> None:
+    def __init__(self, engine: Engine, generation: Generation) -> None:
         self.steps: list[Step] = []
         self.errors: list[Exception] = []
         self._changed = asyncio.Event()
@@ -102,7 +101,7 @@ class Stream:
 
 
 async def begin(
-    engine: LlamacppEngine,
+    engine: Engine,
     prompt: Prompt,
     max_tokens: int | None = 16,
     *,
@@ -116,5 +115,5 @@ async def begin(
     return Stream(engine, Generation(job, await engine.encode(job), generated or [], max_tokens, choice))
 
 
-async def encoded(engine: LlamacppEngine, prompt: Prompt, **fields: Any) -> list[int]:
+async def encoded(engine: Engine, prompt: Prompt, **fields: Any) -> list[int]:
     return await engine.encode(Job("", "m", prompt, **fields))

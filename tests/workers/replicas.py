@@ -60,6 +60,7 @@ class HandEngine:
         self.encoding.set()
         self.is_closed = False
         self.load_error: Exception | None = None
+        self.health_error: Exception | None = None
         self.is_exact = True
         """Whether it can continue what it has begun."""
 
@@ -91,7 +92,9 @@ class HandEngine:
         self.runs.append(run := HandRun(generation, emit, fail))
         return run
 
-    async def check_health(self) -> None: ...
+    async def check_health(self) -> None:
+        if self.health_error is not None:
+            raise self.health_error
 
     async def close(self) -> None:
         self.is_closed = True

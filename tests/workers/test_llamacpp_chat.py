@@ -35,6 +35,9 @@ WEATHER = Tool(
 )
 
 
+DEAD_END = "^[^\\u0001-\\U0010FFFF]$"
+
+
 def called(city: str) -> list[Message]:
     call = ToolCall("1", "weather", json.dumps({"city": city}))
     question = Message("user", f"What is the weather in {city}?")
@@ -89,6 +92,8 @@ async def test_reasoning_is_not_part_of_the_answer(engine: LlamacppEngine) -> No
     assert (stream.text.strip(), stream.end) == ("Paris", "eos")
     assert "capital of France" in stream.reasoning
     assert "think>" not in stream.text + stream.reasoning
+    assert stream.steps[0].untold > 1, "what began the reasoning counts with its first word"
+    assert {step.untold for step in stream.steps[1:4]} == {1}
     assert stream.steps[-1].prompt_tokens == len(await encoded(engine, FRANCE))
 
 
@@ -143,6 +148,9 @@ async def test_an_answer_in_a_form_may_be_thought_over(engine: LlamacppEngine) -
         ({"think": True, "constraint": Grammar('root ::= "a"')}, "think"),
         ({"think": True, "constraint": JsonSchema({"type": "thing"})}, "response_format"),
         ({"tools": [WEATHER], "tool_name": "other"}, "tool_choice"),
+        ({"tools": [Tool("f", parameters={"type": "thing"})]}, "tools"),
+        ({"tools": [Tool("f", parameters={"properties": {"a": {"pattern": DEAD_END}}})]}, "tools"),
+        ({"think": True, "constraint": JsonSchema({"type": "string", "pattern": DEAD_END})}, "response_format"),
     ],
 )
 async def test_what_cannot_be_parsed_is_refused(engine: LlamacppEngine, fields: dict[str, Any], param: str) -> None:

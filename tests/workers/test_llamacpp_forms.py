@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.errors import BadRequest, ContextLengthExceeded
+from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import (
     Batch,
     Chat,
@@ -99,6 +99,9 @@ async def test_an_answer_keeps_to_a_grammar_or_a_pattern(engine: LlamacppEngine)
         (Grammar('start ::= "a"'), "grammar"),
         (Grammar('root ::= root "a"'), "grammar"),
         (Grammar(""), "grammar"),
+        (Grammar('root ::= "a" [^\\x00-\\U0010FFFF]'), "grammar"),
+        (Grammar("root ::= " + "(" * 100_000 + '"a"' + ")" * 100_000), "grammar"),
+        (JsonSchema({"$ref": "#"}), "response_format"),
         (Regex("(a"), "regex"),
         (Regex("a(?=b)"), "regex"),
         (Regex("\0"), "regex"),
@@ -113,6 +116,15 @@ async def test_a_form_that_cannot_be_kept_is_refused_and_not_left_out(
 async def test_a_pattern_cannot_bring_rules_of_its_own(engine: LlamacppEngine) -> None:
     stream = await (await begin(engine, PARIS, constraint=Regex("a/\nstart: /b"))).finish()
     assert stream.data == b"a/\nstart: /b"
+
+
+async def test_an_answer_that_llamacpp_lets_out_of_its_form_fails(engine: LlamacppEngine) -> None:
+    """Nothing keeps to this schema, but neither llama.cpp nor its check knows."""
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+    stream = await begin(engine, PARIS, 30, constraint=JsonSchema(schema))
+    await stream.until(lambda: stream.errors or stream.end)
+    assert [type(error) for error in stream.errors] == [EngineFailed]
+    assert '{"a": {"a": {"a": '.startswith(stream.data.decode())
 
 
 async def test_what_is_bound_to_a_form_cannot_be_continued(engine: LlamacppEngine) -> None:
@@ -182,6 +194,8 @@ async def encoded_text(engine: LlamacppEngine, prompt: Prompt, **fields: Any) ->
         (ASKED, {"tools": [WEATHER], "tool_name": "other"}, "tool_choice"),
         (ASKED, {"tools": [WEATHER], "constraint": JsonObject()}, "response_format"),
         (ASKED, {"tools": [Tool("f", parameters={"type": "thing"})]}, "tools"),
+        (ASKED, {"tools": [Tool('f"\n<|im_end|>')]}, "tools"),
+        (ASKED, {"tools": [Tool("")], "tool_choice": "none"}, "tools"),
         (Chat([Message("assistant", "The")], is_open=True), {"tools": [WEATHER]}, "messages"),
         (Chat([Message("user", "The")], is_open=True), {}, "messages"),
         (ASKED, {"think": True}, "think"),

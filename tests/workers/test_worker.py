@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from headrace.broker.errors import EngineFailed
+from headrace.broker import metrics
+from headrace.broker.errors import EngineDied, EngineFailed
 from headrace.broker.messages import Text
 from headrace.broker.settings import ScriptedModel, ScriptedPart
 from headrace.workers.engines.scripted import ScriptedEngine
@@ -256,6 +257,49 @@ async def test_a_job_on_which_the_engine_hung_is_handed_back_with_a_death(make_s
     assert healthy is not None
     assert (healthy.state, healthy.deaths) == ("waiting", 0)
     assert [letter.job.id for letter in await stage.plain.dead_letters(0, 9)] == [hung]
+
+
+@pytest.mark.parametrize(("error", "deaths"), [(EngineDied("dead"), 1), (EngineFailed("away"), 0)])
+async def test_an_engine_that_died_hands_its_jobs_back_and_fails_none(
+    make_stage: MakeStage, error: EngineFailed, deaths: int
+) -> None:
+    stage = await make_stage(step_timeout_s=0.4)
+    jobs = [await stage.admit(), await stage.admit()]
+    replica = await stage.replica()
+    (await replica.run(1)).say("a")
+    replica.hand.health_error = error
+    with pytest.raises(EngineFailed):
+        await asyncio.wait_for(replica.task, 3)
+    for job_id in jobs:
+        status = await stage.plain.status(job_id)
+        assert status is not None
+        assert (status.state, status.deaths) == ("waiting", deaths)
+    successor = await stage.replica()
+    for index in range(2):
+        (await successor.run(index)).say("b", end="eos")
+    for job_id in jobs:
+        await stage.ended(job_id)
+    assert sorted([await stage.text(job_id) for job_id in jobs]) == ["ab", "b"]
+
+
+async def test_a_start_is_measured_by_phase(make_stage: MakeStage) -> None:
+    def measured() -> set[str]:
+        return {
+            sample.labels["phase"]
+            for family in metrics.STARTUP_SECONDS.collect()
+            for sample in family.samples
+            if sample.labels["model"] == "m"
+        }
+
+    metrics.STARTUP_SECONDS.clear()
+    stage = await make_stage()
+    engine = HandEngine()
+    engine.load_error = EngineFailed("no weights")
+    with pytest.raises(EngineFailed):
+        await stage.replica(engine)
+    assert measured() == {"starting"}
+    await stage.replica()
+    assert measured() == {"starting", "loading", "total"}
 
 
 async def test_three_rolling_updates_are_no_deaths(make_stage: MakeStage) -> None:

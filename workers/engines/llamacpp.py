@@ -144,11 +144,8 @@ class LlamacppEngine:
         left = tokens_left(generation, self.capabilities.context_tokens)
         plan = loaded.prompts.plan(generation.job)
         body, reader = self._request(loaded, generation, plan, left)
-        if plan.route == "calls":
-            calls = llamacpp_tools.CallParser(llamacpp_tools.active(generation.job))
-            sequence = Sequence(msgspec.json.encode(body), reader, lambda step: emit(calls.parse(step)), fail)
-        else:
-            sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
+        emit = _through(plan, generation.job, loaded.prompts, emit)
+        sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
         if plan.route == "chat":
             sequence.complete = loaded.server.handle_chat_completions
         if left:
@@ -214,6 +211,21 @@ class LlamacppEngine:
         if self._loaded is None or self._is_closed:
             raise EngineFailed("the engine is closed" if self._is_closed else "the engine is not loaded")
         return self._loaded
+
+
+def _through(plan: Plan, job: Job, prompts: Prompts, emit: Callable[[Step], None]) -> Callable[[Step], None]:
+    """`emit` behind what a plan needs between: a watch over its grammar, and a parser of our own form of calls."""
+    watch = prompts.grammars.watch(plan.grammar)
+    calls = llamacpp_tools.CallParser(llamacpp_tools.active(job)) if plan.route == "calls" else None
+    if watch is None and calls is None:
+        return emit
+
+    def emit_seen(step: Step) -> None:
+        if watch is not None:
+            watch.see(step)
+        emit(step if calls is None else calls.parse(step))
+
+    return emit_seen
 
 
 def _use_template(source: str | None, params: Any) -> None:

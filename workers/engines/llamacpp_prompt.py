@@ -11,7 +11,7 @@ from headrace.broker.messages import Batch, Chat, Job, JsonObject, JsonSchema, M
 from headrace.workers.engines import llamacpp_tools
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.gguf_vocab import GgufVocab
-from headrace.workers.engines.llamacpp_grammar import Grammars
+from headrace.workers.engines.llamacpp_grammar import Grammars, check_patterns
 
 
 class Plan(NamedTuple):
@@ -64,7 +64,14 @@ class Prompts:
                 raise BadRequest("llama.cpp tells no log-probabilities of tool calls", param="logprobs")
             if job.constraint is not None and not isinstance(job.constraint, JsonObject | JsonSchema):
                 raise BadRequest("this model cannot reason and keep to a grammar", param="think")
-            self._grammar(job)  # refuses a schema that is wrong; the chat route makes its own of it
+            # Refuses a schema that is wrong; the chat route makes its own grammar of it.
+            self._grammar(job)
+            if tools and self.grammars.has_llguidance:
+                llamacpp_tools.grammar(job, self.grammars)
+            for tool in tools:
+                check_patterns(tool.parameters, "tools")
+            if isinstance(job.constraint, JsonSchema):
+                check_patterns(job.constraint.schema, "response_format")
             _check_calls(chat)
             return Plan("chat")
         if tools:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import re
 import secrets
 from collections.abc import Sequence
 
@@ -17,13 +18,17 @@ from headrace.broker.messages import Job, Message, Tool, ToolCallDelta
 from headrace.workers.engines.llamacpp_grammar import Grammars, json_rule
 from headrace.workers.engines.protocol import Step, Token
 
+_NAME = re.compile(r"[\w.:/-]{1,128}")
 _INVITATION = """You may call one of these functions, described as JSON:
 {tools}
 To call one, answer with nothing but {{"name": <its name>, "arguments": <an object by its parameters>}}."""
 
 
 def active(job: Job) -> list[Tool]:
-    """The tools that this job may call; raises BadRequest if it names one that is not there."""
+    """The tools that this job may call; raises BadRequest for names that are none, or not there."""
+    for tool in job.tools:
+        if not _NAME.fullmatch(tool.name):
+            raise BadRequest(f"a tool cannot have the name {tool.name!r}", param="tools")
     if job.tool_name is not None:
         named = [tool for tool in job.tools if tool.name == job.tool_name]
         if not named:
@@ -64,7 +69,7 @@ def grammar(job: Job, grammars: Grammars) -> str:
     for n, tool in enumerate(tools):
         rules.append(f'call{n}: {json.dumps(_opening(tool.name), ensure_ascii=False)} arguments{n} "}}"')
         schema = tool.parameters or {"additionalProperties": False}
-        rules.append(f"arguments{n}: {json_rule({'type': 'object', **schema})}")
+        rules.append(f"arguments{n}: {json_rule({'type': 'object', **schema}, is_lenient=True)}")
     return grammars.checked("\n".join(rules), "tools")
 
 

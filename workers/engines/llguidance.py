@@ -7,6 +7,7 @@ Of a grammar that llguidance cannot read, llama.cpp writes a line into its log a
 from __future__ import annotations
 
 import ctypes
+import re
 from ctypes import POINTER, byref, c_bool, c_char_p, c_int32, c_size_t, c_uint8, c_uint32, c_void_p
 from typing import Any
 
@@ -17,7 +18,10 @@ MARK = "%llguidance {}\n"
 
 _EOS = b"\xff<eos>"
 _ROOM = 1024
+_STDERR_LEVEL = 12
+"""Where the low byte of `LlgConstraintInit.log_stderr_level` is."""
 _MESSAGE_BYTES = 1024
+_LISTING = re.compile(r"\n +\d+ \| ")
 
 
 class _Tokenizer(ctypes.Structure):
@@ -36,37 +40,73 @@ class _Tokenizer(ctypes.Structure):
     )
 
 
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "llg_new_tokenizer": (c_void_p, [POINTER(_Tokenizer), c_char_p, c_size_t]),
+    "llg_constraint_init_set_defaults": (None, [c_void_p, c_void_p]),
+    "llg_validate_grammar": (c_int32, [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]),
+    "llg_new_matcher": (c_void_p, [c_void_p, c_char_p, c_char_p]),
+    "llg_free_matcher": (None, [c_void_p]),
+    "llg_matcher_compute_mask": (c_int32, [c_void_p]),
+    "llg_matcher_consume_tokens": (c_int32, [c_void_p, POINTER(c_uint32), c_size_t]),
+    "llg_matcher_is_accepting": (c_bool, [c_void_p]),
+}
+
+
 class Llguidance:
     """`error` may be called from any thread. There is one for the process, and it is never freed."""
 
     def __init__(self, library: Any) -> None:
-        self._validate = library.llg_validate_grammar
-        self._validate.restype = c_int32
-        self._validate.argtypes = [c_void_p, c_char_p, c_char_p, c_char_p, c_size_t]
+        for name, (result, arguments) in SIGNATURES.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+        self.library = library
         data = bytes(range(256)) + _EOS
         lengths = (c_uint32 * 257)(*[1] * 256, len(_EOS))
         init = _Tokenizer(257, 256, lengths, (c_uint8 * len(data))(*data), None, False, None, True)
-        library.llg_new_tokenizer.restype = c_void_p
-        library.llg_new_tokenizer.argtypes = [POINTER(_Tokenizer), c_char_p, c_size_t]
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         tokenizer = library.llg_new_tokenizer(byref(init), message, _MESSAGE_BYTES)
-        library.llg_constraint_init_set_defaults.restype = None
-        library.llg_constraint_init_set_defaults.argtypes = [c_void_p, c_void_p]
-        self._init = (c_uint8 * _ROOM)()
+        self.init = (c_uint8 * _ROOM)()
         self.is_there = bool(tokenizer)
         if tokenizer:
-            library.llg_constraint_init_set_defaults(self._init, tokenizer)
+            library.llg_constraint_init_set_defaults(self.init, tokenizer)
+            self.init[_STDERR_LEVEL] = 0
 
     def error(self, grammar: str) -> str | None:
-        """What is wrong with a grammar, in one line; None if nothing is."""
+        """What is wrong with a grammar, in one line; None if nothing is, and an answer can begin."""
         message = ctypes.create_string_buffer(_MESSAGE_BYTES)
         text = grammar.encode("utf-8", "replace")
         if b"\0" in text:
             return "it has a NUL"
-        if self._validate(self._init, b"lark", text, message, _MESSAGE_BYTES) >= 0:
-            return None
-        first = message.value.decode("utf-8", "replace").split("\n   1 | ")[0]
-        return " ".join(first.split()) or "it cannot be read"
+        if self.library.llg_validate_grammar(self.init, b"lark", text, message, _MESSAGE_BYTES) < 0:
+            first = _LISTING.split(message.value.decode("utf-8", "replace"))[0]
+            return " ".join(first.split()) or "it cannot be read"
+        return None if Matcher(self, grammar).can_begin() else "nothing keeps to it"
+
+
+class Matcher:
+    """Sees whether an answer keeps to its grammar, byte by byte.
+
+    llama.cpp takes the constraint off without a word when llguidance finds it too costly in the middle of an answer.
+    """
+
+    def __init__(self, llguidance: Llguidance, grammar: str) -> None:
+        self._library = llguidance.library
+        self._matcher = self._library.llg_new_matcher(llguidance.init, b"lark", grammar.encode("utf-8", "replace"))
+
+    def can_begin(self) -> bool:
+        return bool(self._matcher) and int(self._library.llg_matcher_compute_mask(self._matcher)) == 0
+
+    def accepts(self, data: bytes) -> bool:
+        """Whether the answer may go on with this; once it may not, it never may again."""
+        tokens = (c_uint32 * len(data))(*data)
+        return int(self._library.llg_matcher_consume_tokens(self._matcher, tokens, len(data))) == 0
+
+    def may_end(self) -> bool:
+        return bool(self._library.llg_matcher_is_accepting(self._matcher))
+
+    def __del__(self) -> None:
+        if self._matcher:
+            self._library.llg_free_matcher(self._matcher)
 
 
 def find() -> Llguidance | None:
@@ -75,7 +115,8 @@ def find() -> Llguidance | None:
         found = Llguidance(ctypes.CDLL(xllamacpp.xllamacpp.__file__))
     except AttributeError:
         return None
-    is_right = (
-        found.is_there and found.error(MARK + "start: /a/") is None and found.error(MARK + "start: /(/") is not None
-    )
+    if not found.is_there or found.error(MARK + "start: /(/") is None or found.error(MARK + "start: /a+/") is not None:
+        return None
+    matcher = Matcher(found, MARK + "start: /a+/")
+    is_right = not matcher.may_end() and matcher.accepts(b"aa") and matcher.may_end() and not matcher.accepts(b"b")
     return found if is_right else None

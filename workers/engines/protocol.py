@@ -30,7 +30,7 @@ class Step(NamedTuple):
     `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make;
     `tool_calls`: it ended to have its tools called. An engine that parses the model's output itself (tools, reasoning)
     gives `text`, be it empty: then nothing is made of the tokens' pieces here, and only stop strings are looked for.
-    An engine that gives content as `text` cannot continue such a job: the log does not say which text was parsed.
+    To continue such a job an engine must be able to parse its tokens again: the log does not say which text was parsed.
     """
 
     tokens: Sequence[Token]
