@@ -78,7 +78,6 @@ def _grammar(constraint: Constraint | None) -> dict[str, Any] | None:
 class _Token(Struct):
     id: int = 0
     text: str = ""
-    logprob: float = 0.0
     special: bool = False
 
 
