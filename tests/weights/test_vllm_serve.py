@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from pathlib import Path
 
+import httpx
 import pytest
 
 from headrace.broker.messages import Chat, Job, JsonSchema, Message
@@ -34,13 +35,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("vllm")), "serve", folder, "--served-model-name", "theirs"]
+    # `vllm serve` itself, without its command line, which does not find its own version in the CPU build.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder]
+    command += ["--served-model-name", "theirs"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", str(CONTEXT), *OPTIONS.split()]
     environment = {**os.environ, **ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
     environment.pop("HEADRACE_VLLM_REPLICA", None)
     log = tmp_path_factory.mktemp("vllm") / "serve.log"
     with log.open("w") as out:
         server = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
+    deadline = time.monotonic() + 180
+    while server.poll() is None and not _answers(port):
+        assert time.monotonic() < deadline, log.read_text()[-5000:]
+        time.sleep(0.5)
+    assert server.poll() is None, log.read_text()[-5000:]
     yield f"http://127.0.0.1:{port}"
     server.send_signal(signal.SIGTERM)
     try:
@@ -50,10 +58,16 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server.wait()
 
 
+def _answers(port: int) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"http://127.0.0.1:{port}/health", timeout=1).status_code == 200
+    return False
+
+
 @pytest.mark.asyncio
 async def test_paris_and_a_schema_come_from_vllms_own_server(url: str) -> None:
     engine = RemoteEngine(RemoteModel(name="m", url=url, remote_name="theirs"))
-    await asyncio.wait_for(engine.load(lambda what, share: None), 180)
+    await engine.load(lambda what, share: None)
 
     async def run(**fields: object) -> Stream:
         job = Job("j", "m", FRANCE, 48, sampling=GREEDY, **fields)  # type: ignore[arg-type]
