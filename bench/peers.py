@@ -1,9 +1,9 @@
 """The same load through others that forward tokens without storing them, and through headrace, in one run.
 
 `python bench/peers.py --venvs DIR --points 100x20,1000x20 --repetitions 3`. DIR holds a virtual environment for each
-peer that has one (`litellm` with `litellm[proxy]`, `vllm-router`); nginx and HAProxy are Debian's. A peer that cannot be
-measured is named with the reason. Repetitions alternate over all peers. Prints a JSON line per measurement, then a table
-of medians and ranges: CPU microseconds per token of all processes, the source that feeds a router included.
+peer that has one (`litellm` with `litellm[proxy]`, `vllm-router`); nginx and HAProxy are Debian's. A peer that cannot
+be measured is named with the reason. Repetitions alternate over all peers. Prints a JSON line per measurement, then a
+table of medians and ranges: CPU microseconds per token of all processes, the source that feeds a router included.
 """
 
 from __future__ import annotations
