@@ -31,8 +31,13 @@ from headrace.cluster.whatif import Shadows
 
 _SIZE_JOBS = 50
 """The mean prompt is over about this many."""
+_LEVEL_S, _TREND_S = 60.0, 300.0
+_STRICT = 0.9
+"""Down only if this part of what may be used would do."""
 _CORRECTION = (0.25, 2.0)
 _CORRECTION_JOBS = 200
+_SLOW_S = 60.0
+"""So long tokens may come too slowly."""
 
 
 class Signals(Struct, frozen=True):
@@ -83,6 +88,8 @@ class Config(Struct, frozen=True):
     tpot_slo_s: float = 0.05
     prefill_tokens_per_s: float = 20_000.0
     """Of one replica that does nothing else; what is measured takes over."""
+    decode_tokens_per_s: float = 2_560.0
+    """Of one replica with all slots at work and nothing else to do."""
     slots: int = 64
     kv_tokens: int = 0
     """KV room of a replica in tokens, 0 if not known."""
@@ -117,6 +124,7 @@ class State(Struct, frozen=True):
     quick: float = 0.0
     calm: float = 0.0
     level: float = 0.0
+    """Replicas that prefill and decode of what arrives would keep at work, smoothed; and its growth a second."""
     trend: float = 0.0
     busy: float = 0.0
     """Mean number of sequences that run or wait."""
@@ -124,6 +132,8 @@ class State(Struct, frozen=True):
     jobs: float = 0.0
     missed: float = 0.0
     """First tokens lately, and those that came too late."""
+    decoded: float = 0.0
+    """Tokens after the first, lately."""
     slow_s: float = 0.0
     """For how long tokens have come too slowly."""
     last_job_s: float = 0.0
@@ -155,8 +165,7 @@ def desired(signals: Signals | None, state: State, config: Config) -> Decision:
         state = replace(state, at_s=signals.at_s, seen=signals)
         return _hold(state, config, "resumed")
     state = _learn(signals, state, config, passed)
-    wanted, reason = _wanted(signals, state, config)
-    return _move(signals, state, config, wanted, reason)
+    return _move(signals, state, config, *_wanted(signals, state, config))
 
 
 def _is_sane(signals: Signals) -> bool:
@@ -214,9 +223,7 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
     load = work_s / passed
     quick = _toward(state.quick, load, passed, config.quick_s)
     calm = _toward(state.calm, load, passed, config.calm_s)
-    ahead = state.level + state.trend * passed
-    level = ahead + (load - ahead) * (1 - math.exp(-passed / 60))
-    trend = _toward(state.trend, (level - state.level) / passed, passed, 200.0)
+    level, trend = _holt(state, _whole_load(jobs, signals, seen, state, config, passed), passed)
     slack_s = config.ttft_slo_s + size_s * (config.ttft_slo_prefills * tokens_per_s / config.prefill_tokens_per_s - 1)
     firsts = _grown(signals.firsts, seen.firsts)
     missed = firsts - min(firsts, _grown(signals.firsts_met, seen.firsts_met))
@@ -238,15 +245,34 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
         size_s=size_s,
         quick=quick,
         calm=calm,
-        level=max(level, 0.0),
+        level=level,
         trend=trend,
         busy=_toward(state.busy, signals.running + signals.waiting, passed, 60.0),
         shadows=shadows,
         jobs=all_jobs,
         missed=all_missed,
+        decoded=state.decoded * keep + _grown(signals.decoded_tokens, seen.decoded_tokens),
         slow_s=_slow_s(signals, seen, state, config, passed),
         last_job_s=signals.at_s if is_busy else state.last_job_s,
     )
+
+
+def _whole_load(
+    jobs: int, signals: Signals, seen: Signals, state: State, config: Config, passed: float
+) -> float:
+    """Replicas that what arrives keeps at work: its prompts, and as much decoding as was usual for a request."""
+    tokens = _grown(signals.arrived_tokens, seen.arrived_tokens)
+    usual = state.decoded / state.jobs if state.jobs else 0.0
+    return (tokens / config.prefill_tokens_per_s + jobs * usual / config.decode_tokens_per_s) / passed
+
+
+def _holt(state: State, load: float, passed: float) -> tuple[float, float]:
+    """Level and trend (Holt, 1957); the first minutes count as all that there ever was."""
+    if state.level == 0 and state.trend == 0:
+        return load, 0.0
+    ahead = max(state.level + state.trend * passed, 0.0)
+    level = _toward(ahead, load, passed, _LEVEL_S)
+    return level, _toward(state.trend, (level - state.level) / passed, passed, _TREND_S)
 
 
 def _rate(signals: Signals, seen: Signals, state: State, config: Config) -> float:
@@ -283,38 +309,49 @@ def _slow_s(signals: Signals, seen: Signals, state: State, config: Config, passe
 # -- what is wanted ---------------------------------------------------------------------------------------------------
 
 
-def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, str]:
-    """The most of what each part asks for, and the word of the part."""
+def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, int, str]:
+    """The most of what each part asks for; the same with margins, which is what a higher number may go down to; whose it
+    is."""
     if signals.at_s - state.last_job_s >= config.idle_s and config.min_replicas == 0:
-        return 0, "idle"
-    load = max(state.quick, state.calm)
+        return 0, 0, "idle"
+    seen, strict = _seen(state, config)
+    forecast, room = _forecast(state, config) / config.use, _room(signals, state, config)
     asked = [
-        (whatif.replicas(state.shadows, load) or _staffed(load, state, config), "what_if"),
-        (math.ceil(_forecast(state, config) / config.use - 1e-9), "forecast"),
-        (_roomy(signals, state, config), "room"),
+        (seen, "what_if"),
+        (_up(forecast), "forecast"),
+        (_up(room), "room"),
         (_backlog(signals, state, config), "backlog"),
-        (signals.ready + signals.starting + 1 if state.slow_s > 60 and not signals.starting else 0, "latency"),
+        (signals.ready + 1 if state.slow_s > _SLOW_S and not signals.starting else 0, "latency"),
     ]
     wanted, reason = max(asked, key=lambda each: each[0])
-    return max(wanted, 1), reason
+    return max(wanted, 1), max(wanted, strict, _up(forecast / _STRICT), _up(room / _STRICT)), reason
 
 
-def _staffed(load: float, state: State, config: Config) -> int:
-    """Square-root staffing, for load that the what-if has not seen: its mean and some deviations (Halfin, Whitt, 1981)."""
-    return math.ceil(load + config.burst * math.sqrt(load * max(2 * state.size_s, 0.1)) - 1e-9)
+def _up(number: float) -> int:
+    return math.ceil(number - 1e-9)
+
+
+def _seen(state: State, config: Config) -> tuple[int, int]:
+    """What the what-if says of this load; square-root staffing (Halfin, Whitt, 1981) where it knows nothing."""
+    load = max(state.quick, state.calm)
+    known, strict = whatif.replicas(state.shadows, load)
+    if not known or not whatif.is_known(state.shadows, load):
+        staffed = _up(load + config.burst * math.sqrt(load * max(2 * state.size_s, 0.1)))
+        known, strict = max(known, staffed), max(strict, staffed)
+    return known, strict
 
 
 def _forecast(state: State, config: Config) -> float:
-    growth = max(state.trend, 0.0) * (config.start_up_s + 10)
-    return max(state.calm, state.level + growth)
+    """Load when a replica that is ordered now is ready."""
+    return max(state.level + max(state.trend, 0.0) * (config.start_up_s + 10), 0.0)
 
 
-def _roomy(signals: Signals, state: State, config: Config) -> int:
-    growth = _forecast(state, config) / state.level if state.level > 0.05 else 1.0
-    wanted = state.busy * min(max(growth, 1.0), 2.0) / (config.slots * config.room)
+def _room(signals: Signals, state: State, config: Config) -> float:
+    """Replicas whose slots and KV room hold what runs and waits now."""
+    wanted = state.busy / (config.slots * config.room)
     if config.kv_tokens:
         wanted = max(wanted, signals.kv_tokens / (config.kv_tokens * config.room))
-    return math.ceil(wanted - 1e-9)
+    return wanted
 
 
 def _backlog(signals: Signals, state: State, config: Config) -> int:
@@ -325,24 +362,26 @@ def _backlog(signals: Signals, state: State, config: Config) -> int:
     slack_s = max(config.ttft_slo_s - signals.oldest_s, 2.0)
     if signals.waiting == 0 or later_s <= slack_s * there:
         return 0
-    return min(math.ceil(state.quick + later_s / slack_s), 2 * there + 2)
+    return min(_up(state.quick + later_s / slack_s), 2 * there + 2)
 
 
 # -- how it is moved to -----------------------------------------------------------------------------------------------
 
 
-def _move(signals: Signals, state: State, config: Config, wanted: int, reason: str) -> Decision:
+def _move(signals: Signals, state: State, config: Config, wanted: int, strict: int, reason: str) -> Decision:
     target, now = state.target, signals.at_s
     goal = _bounded(wanted, config)
     if target == 0 and signals.waiting > 0:
         goal, reason = max(goal, 1), "wake"
-    if goal >= target:
+    if goal > target:
         moved = min(goal, max(2 * target, target + 4))
-        reason = reason if moved != target else "steady"
         return Decision(moved, reason, replace(state, target=moved, lower=0, lower_s=now), wanted)
+    goal = _bounded(strict if wanted else 0, config)
+    if goal >= target:
+        return Decision(target, "steady", replace(state, lower=0, lower_s=now), wanted)
     lower = max(state.lower, goal)
     waits_s = 0.0 if goal == 0 else max(config.hold_s, config.start_up_s)
     if now - state.lower_s < waits_s:
         return Decision(target, "hold", replace(state, lower=lower), wanted)
     moved = _bounded(max(lower if goal else 0, target // 2), config)
-    return Decision(moved, "idle" if moved == 0 else "lower", replace(state, target=moved, lower=0, lower_s=now), wanted)
+    return Decision(moved, "lower" if goal else "idle", replace(state, target=moved, lower=0, lower_s=now), wanted)

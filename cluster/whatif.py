@@ -15,15 +15,17 @@ from __future__ import annotations
 import math
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-_SITUATIONS = 24
-_LOWEST = 0.03
-_RATIO = 1.5
+_SITUATIONS, _LOWEST, _RATIO = 24, 0.03, 1.5
+"""Situation 0 is up to `_LOWEST` replicas of load, each next one reaches `_RATIO` times as far."""
 _EVERY = 10
-_ENOUGH_S = 120.0
-_EXACT = 32
-_GROWTH = 1.15
+"""Calls between two plans."""
+_ENOUGH_S = 60.0
+"""Nothing is planned before so much has been seen, and a situation is unknown that has not lasted for so long."""
+_BORROWED_S = 100.0
+_STRICT = 0.5
+_EXACT, _GROWTH = 32, 1.15
+"""Every number up to the first has a shadow, above it they grow by the second."""
 _LARGE = 1e6
 
 
@@ -39,6 +41,8 @@ class Shadows(Struct, frozen=True):
     """When which situation was, as far back as a start-up takes."""
     plan: tuple[int, ...] = ()
     """How many replicas each situation is to have; 0 where too little is known."""
+    strict: tuple[int, ...] = ()
+    """The same for a part of the budget: what a situation with more may go down to."""
     calls: int = 0
 
 
@@ -66,12 +70,20 @@ def empty(max_replicas: int) -> Shadows:
         backlogs=(0.0,) * len(numbers),
         counts=((0.0,) * (len(numbers) + 2),) * _SITUATIONS,
         plan=(0,) * _SITUATIONS,
+        strict=(0,) * _SITUATIONS,
     )
 
 
-def replicas(shadows: Shadows, load: float) -> int:
-    """How many the present situation is to have; 0 if too little is known of it."""
-    return shadows.plan[_situation(load)] if shadows.plan else 0
+def replicas(shadows: Shadows, load: float) -> tuple[int, int]:
+    """How many the present situation is to have, and how many at least before one is given up; 0 if unknown."""
+    situation = _situation(load)
+    return (shadows.plan[situation], shadows.strict[situation]) if shadows.plan else (0, 0)
+
+
+def is_known(shadows: Shadows, load: float) -> bool:
+    """Whether the present situation, or a higher one, has lasted for a while."""
+    seen_s = sum(row[0] for row in shadows.counts[_situation(load) :])
+    return seen_s >= _ENOUGH_S * shadows.unit
 
 
 def _situation(load: float) -> int:
@@ -88,10 +100,10 @@ def watch(shadows: Shadows, arrivals: Arrivals, start_up_s: float, memory_s: flo
     row = list(counts[situation])
     backlogs = _serve(shadows, arrivals, row, unit)
     counts = (*counts[:situation], tuple(row), *counts[situation + 1 :])
-    plan = shadows.plan if shadows.calls % _EVERY else _plan(shadows.numbers, counts, unit, budget)
-    return replace(
-        shadows, backlogs=backlogs, counts=counts, unit=unit, past=past, plan=plan, calls=shadows.calls + 1
-    )
+    plan, strict = shadows.plan, shadows.strict
+    if shadows.calls % _EVERY == 0:
+        plan, strict = _plans(shadows.numbers, counts, unit, (budget, budget * _STRICT))
+    return Shadows(shadows.numbers, backlogs, counts, unit, past, plan, strict, shadows.calls + 1)
 
 
 def _past(shadows: Shadows, arrivals: Arrivals, start_up_s: float) -> tuple[tuple[float, int], ...]:
@@ -124,30 +136,47 @@ def _serve(shadows: Shadows, arrivals: Arrivals, row: list[float], unit: float) 
     return tuple(backlogs)
 
 
-def _plan(
-    numbers: tuple[int, ...], counts: tuple[tuple[float, ...], ...], unit: float, budget: float
-) -> tuple[int, ...]:
-    """Buy replicas where each saves most misses, until no more than the budget's share of all jobs misses.
+def _plans(
+    numbers: tuple[int, ...], counts: tuple[tuple[float, ...], ...], unit: float, budgets: tuple[float, float]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Buy replicas where each saves most misses, until no more than a budget's share of all jobs misses; for both.
 
     A situation's replicas cost the time it lasts. What is bought is along the lower hull of misses over replicas, which
     makes the greedy choice the best one.
     """
-    allowed = budget * sum(row[1] for row in counts)
+    usual = [sum(column) for column in zip(*counts, strict=True)]
+    if usual[0] < _ENOUGH_S * unit:
+        return (0,) * len(counts), (0,) * len(counts)
+    borrowed_s = _BORROWED_S * unit
     missed, offers = 0.0, []
-    plan = [0 if row[0] < _ENOUGH_S * unit else 1 for row in counts]
-    for situation, row in enumerate(counts):
-        if row[1] <= 0:
-            continue
-        missed += row[2]
+    for situation, own in enumerate((*counts, tuple(usual))):
+        row = _shared(own, usual, borrowed_s)
+        weight = own[0] / row[0] if situation < len(counts) else 0.0
+        missed += row[2] * weight
         hull = _hull(numbers, row)
         for (n, before), (more, after) in zip(hull, hull[1:], strict=False):
-            offers.append(((before - after) / (more - n) / row[0], situation, more, before - after))
-    for _, situation, more, saved in sorted(offers, reverse=True):
+            offers.append(((before - after) / (more - n) / row[0], situation, more, (before - after) * weight))
+    offers.sort(reverse=True)
+    plan, strict = (_buy(offers, missed, budget * usual[1], len(counts)) for budget in budgets)
+    return plan, strict
+
+
+def _buy(
+    offers: list[tuple[float, int, int, float]], missed: float, allowed: float, situations: int
+) -> tuple[int, ...]:
+    plan = [1] * (situations + 1)
+    for _, situation, more, saved in offers:
         if missed <= allowed:
             break
         missed -= saved
-        plan[situation] = more if plan[situation] else 0
-    return tuple(plan)
+        plan[situation] = more
+    return tuple(plan[:-1])
+
+
+def _shared(own: tuple[float, ...], usual: list[float], borrowed_s: float) -> tuple[float, ...]:
+    """A situation and `borrowed_s` of what is usual over all: what was seen in it is a small sample."""
+    part = borrowed_s / usual[0]
+    return tuple(one + part * other for one, other in zip(own, usual, strict=True))
 
 
 def _hull(numbers: tuple[int, ...], row: tuple[float, ...]) -> list[tuple[int, float]]:
