@@ -1,6 +1,6 @@
 """The autoscaling law: a pure function from what is seen of a model, and what is remembered, to how many replicas.
 
-It runs in Ray Serve's controller (`policy.py`) and in the simulator (`simulation/`), the same function object. In order:
+It runs in Ray Serve's controller (`policy.py`) and in the simulator (`simulation/`), the same function object. In turn:
 
 1. *Hold.* Signals that are missing, old or not numbers change nothing.
 2. *What if.* For each possible number of replicas a shadow queue gets the prompts that really arrive (`whatif.py`). It
@@ -99,7 +99,7 @@ class Config(Struct, frozen=True):
     idle_s: float = 300.0
     """Without a job for so long, `min_replicas` 0 means none."""
     stale_s: float = 10.0
-    use: float = 0.8
+    use: float = 0.9
     """Share of a replica's prefill time that forecast load may take."""
     room: float = 0.9
     """The same of slots and KV room."""
@@ -257,9 +257,7 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
     )
 
 
-def _whole_load(
-    jobs: int, signals: Signals, seen: Signals, state: State, config: Config, passed: float
-) -> float:
+def _whole_load(jobs: int, signals: Signals, seen: Signals, state: State, config: Config, passed: float) -> float:
     """Replicas that what arrives keeps at work: its prompts, and as much decoding as was usual for a request."""
     tokens = _grown(signals.arrived_tokens, seen.arrived_tokens)
     usual = state.decoded / state.jobs if state.jobs else 0.0
@@ -310,12 +308,11 @@ def _slow_s(signals: Signals, seen: Signals, state: State, config: Config, passe
 
 
 def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, int, str]:
-    """The most of what each part asks for; the same with margins, which is what a higher number may go down to; whose it
-    is."""
+    """The most of what each part asks for; the same with margins, to which a higher number may go down; whose it is."""
     if signals.at_s - state.last_job_s >= config.idle_s and config.min_replicas == 0:
         return 0, 0, "idle"
     seen, strict = _seen(state, config)
-    forecast, room = _forecast(state, config) / config.use, _room(signals, state, config)
+    forecast, room = _forecast(state, config) / _use(config), _room(signals, state, config)
     asked = [
         (seen, "what_if"),
         (_up(forecast), "forecast"),
@@ -325,6 +322,11 @@ def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, int, s
     ]
     wanted, reason = max(asked, key=lambda each: each[0])
     return max(wanted, 1), max(wanted, strict, _up(forecast / _STRICT), _up(room / _STRICT)), reason
+
+
+def _use(config: Config) -> float:
+    """What may miss more may also be served by replicas with less to spare."""
+    return config.use * (1 + 2 * min(max(0.99 - config.attainment, 0.0), 0.1))
 
 
 def _up(number: float) -> int:

@@ -12,6 +12,7 @@ time from now. All of it is pure: functions from a `Shadows` to the next.
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from msgspec import Struct
@@ -35,7 +36,7 @@ class Shadows(Struct, frozen=True):
     numbers: tuple[int, ...] = ()
     backlogs: tuple[float, ...] = ()
     counts: tuple[tuple[float, ...], ...] = ()
-    """For each situation: seconds, jobs, then missed jobs for each number. In units of `unit`: what is older has less."""
+    """For each situation: seconds, jobs, then missed jobs for each number; in units of `unit`: older is less."""
     unit: float = 1.0
     past: tuple[tuple[float, int], ...] = ()
     """When which situation was, as far back as a start-up takes."""
@@ -49,7 +50,7 @@ class Shadows(Struct, frozen=True):
 class Arrivals(Struct, frozen=True):
     """What came in the last `passed_s` seconds: `jobs` with `work_s` seconds of prefill.
 
-    `size_s` is the usual prefill time of one, `slack_s` how long it may wait, `load` the load that tells situations apart.
+    `size_s` is the usual prefill time of one, `slack_s` how long it may wait, `load` what tells situations apart.
     """
 
     at_s: float
@@ -154,7 +155,7 @@ def _plans(
         weight = own[0] / row[0] if situation < len(counts) else 0.0
         missed += row[2] * weight
         hull = _hull(numbers, row)
-        for (n, before), (more, after) in zip(hull, hull[1:], strict=False):
+        for (n, before), (more, after) in itertools.pairwise(hull):
             offers.append(((before - after) / (more - n) / row[0], situation, more, (before - after) * weight))
     offers.sort(reverse=True)
     plan, strict = (_buy(offers, missed, budget * usual[1], len(counts)) for budget in budgets)

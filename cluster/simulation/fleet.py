@@ -5,8 +5,8 @@ The model of a replica, which is explicit and simple:
 * It takes the next request when it prefills nothing, has a free slot, and the request's tokens (prompt and answer) fit
   what is left of its KV room. One prompt at a time, as chunked prefill does in order.
 * While something decodes, a prompt gets `prefill_share` of the time and decoding the rest; alone each has all of it.
-* A decode step of b sequences takes `step_s * (idle_step_share + (1 - idle_step_share) * b / slots)`. All sequences of a
-  replica get a token each step, so a sequence ends when the replica's count of steps has grown by its tokens: the
+* A decode step of b sequences takes `step_s * (idle_step_share + (1 - idle_step_share) * b / slots)`. All sequences of
+  a replica get a token each step, so a sequence ends when the replica's count of steps has grown by its tokens: the
   replica keeps that count as a real number and the ends in a heap, which makes an event cost O(log slots).
 * The first token is there at the end of the prefill.
 
@@ -224,12 +224,12 @@ class Fleet:
         while queue and able:
             job = queue[0]
             need = self._inputs[job] + self._outputs[job]
-            for index, replica in enumerate(able):
+            for replica in able:  # mostly the first has room
                 if replica.kv + need <= kv_tokens or not replica.running:
                     break
             else:
                 return  # it waits for room, and all others behind it: nobody overtakes
-            del able[index]
+            able.remove(replica)
             replica.is_able = False
             queue.popleft()
             self._begin(replica, job, need)
@@ -437,7 +437,7 @@ class Fleet:
         """What runs goes to the front of the queue, and is prefilled again with what it has made."""
         self._advance(replica)
         jobs = [] if replica.job < 0 else [replica.job]
-        for end, job, begin in replica.decoding:
+        for _, job, begin in replica.decoding:
             if not self._model.is_parallel:
                 self._made[job] = min(self._made[job] + int(replica.steps - begin), self._outputs[job] - 1)
             jobs.append(job)

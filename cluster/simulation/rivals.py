@@ -45,7 +45,7 @@ class _Delayed:
 
 
 class RayDefault:
-    """Ray Serve's default policy: requests, ongoing and queued, over `target_ongoing_requests` (the knob, 2 as shipped).
+    """Ray Serve's default policy: requests, running and queued, over `target_ongoing_requests` (the knob; 2 as shipped).
 
     Mean over the look-back of 30 s; up after 30 s, down after 600 s.
     """
@@ -128,8 +128,8 @@ class Keda:
 class Kpa:
     """AIBrix's KPA, Knative's law: requests over the knob, as means over 60 s and, in panic, over 6 s.
 
-    Panic begins at twice what is ready and lasts 60 s after the last time; it never goes down. Steps at most tenfold up and
-    by half down.
+    Panic begins at twice what is ready and lasts 60 s after the last time; it never goes down. Steps are at most
+    tenfold up and by half down.
     """
 
     period_s = 2.0
@@ -191,9 +191,9 @@ class Apa:
 class LatencyLaw:
     """llm-d's latency law: P90 of TTFT (last minute) over its SLO, at most 2, as a mean over 45 s; up above the knob.
 
-    0.55 as published, down below 0.40, or in that proportion of the knob. Replicas that are starting count as credit: their
-    number is taken off what is missing. Read every 15 s. Up in proportion, down by one; an HPA's window of 300 s for down.
-    Measured, not predicted latency, which the guide allows.
+    0.55 as published, down below 0.40, or in that proportion of the knob. Replicas that are starting count as credit:
+    their number is taken off what is missing. Read every 15 s. Up in proportion, down by one; an HPA's window of 300 s
+    for down. Measured, not predicted latency, which the guide allows.
     """
 
     period_s = 5.0
@@ -243,8 +243,8 @@ class TokenLaw:
 class Dynamo:
     """Dynamo's planner, both loops: every 180 s a floor from forecast load; every 5 s one more or one less above it.
 
-    The forecast is the last interval's load, at a use of 1 / knob of a replica's prefill rate (its correction factor). One
-    more if the TTFT expected of what waits is over the SLO, one less if it would be under 0.8 of it with one less, and
+    The forecast is the last interval's load, at a use of 1 / knob of a replica's prefill rate (its correction factor).
+    One more if the TTFT expected of what waits is over the SLO, one less if it would be under 0.8 of it with one less, and
     nothing starts.
     """
 

@@ -133,15 +133,16 @@ def poisson(name: str, rates: list[tuple[float, float]], seed: int, tokens: tupl
 
 
 def _square(seed: int) -> Trace:
-    points = [(edge, rate) for k in range(60) for edge, rate in ((k * 60.0, 5.0), (k * 60.0 + 30, 5.0))]
-    points = [p for k in range(60) for p in ((k * 60.0, 40.0), (k * 60.0 + 30, 40.0), (k * 60.0 + 30.001, 4.0), (k * 60.0 + 59.999, 4.0))]
-    return poisson("square", points, seed)
+    half = [(0.0, 40.0), (30.0, 40.0), (30.001, 4.0), (59.999, 4.0)]
+    return poisson("square", [(60.0 * turn + at, rate) for turn in range(60) for at, rate in half], seed)
 
 
 SYNTHETIC: dict[str, Callable[[int], Trace]] = {
     "steady": lambda seed: poisson("steady", [(0, 30), (3600, 30)], seed),
     "ramp": lambda seed: poisson("ramp", [(0, 5), (600, 5), (3000, 60), (4200, 60), (6600, 5), (7200, 5)], seed),
-    "step": lambda seed: poisson("step", [(0, 10), (1800, 10), (1800.001, 40), (3600, 40), (3600.001, 10), (5400, 10)], seed),
+    "step": lambda seed: poisson(
+        "step", [(0, 10), (1800, 10), (1800.001, 40), (3600, 40), (3600.001, 10), (5400, 10)], seed
+    ),
     "square": _square,
 }
 """What `load` makes without a file, by name: seed in, trace out."""
