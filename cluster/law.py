@@ -36,6 +36,7 @@ _STRICT = 0.9
 """Down only if this part of what may be used would do."""
 _CORRECTION = (0.25, 2.0)
 _CORRECTION_JOBS = 200
+_MOST = 1e6
 _SLOW_S = 60.0
 """So long tokens may come too slowly."""
 
@@ -282,8 +283,10 @@ def _rate(signals: Signals, seen: Signals, state: State, config: Config) -> floa
     )
     if tokens <= 0 or took_s <= 0:
         return known
-    # a second of prefill moves it by what a second does in five minutes
-    return 1 / _toward(1 / known, took_s / tokens, min(took_s, 30.0), 60.0)
+    # a minute of prefill, of all replicas together, replaces most of what was known; nonsense is bounded
+    usual = config.prefill_tokens_per_s
+    measured = min(max(tokens / took_s, usual / 1000), usual * 1000)
+    return 1 / _toward(1 / known, 1 / measured, min(took_s, 30.0), 60.0)
 
 
 def _budget(jobs: float, missed: float, config: Config) -> float:
@@ -330,7 +333,7 @@ def _use(config: Config) -> float:
 
 
 def _up(number: float) -> int:
-    return math.ceil(number - 1e-9)
+    return math.ceil(min(number, _MOST) - 1e-9)
 
 
 def _seen(state: State, config: Config) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class _Delayed:
 
 
 class RayDefault:
-    """Ray Serve's default policy: requests, running and queued, over `target_ongoing_requests` (the knob; 2 as shipped).
+    """Ray Serve's default policy: requests under way over `target_ongoing_requests` (the knob; 2 as shipped).
 
     Mean over the look-back of 30 s; up after 30 s, down after 600 s.
     """
@@ -244,8 +244,8 @@ class Dynamo:
     """Dynamo's planner, both loops: every 180 s a floor from forecast load; every 5 s one more or one less above it.
 
     The forecast is the last interval's load, at a use of 1 / knob of a replica's prefill rate (its correction factor).
-    One more if the TTFT expected of what waits is over the SLO, one less if it would be under 0.8 of it with one less, and
-    nothing starts.
+    One more if the TTFT expected of what waits is over the SLO, one less if it would be under 0.8 of it with one less,
+    and nothing starts.
     """
 
     period_s = 5.0
