@@ -8,7 +8,7 @@ It runs in Ray Serve's controller (`policy.py`) and in the simulator (`simulatio
    it. The number is the cheapest that keeps the misses within the budget. Where too little is known, square-root
    staffing stands in.
 3. *Forecast.* Load a start-up time ahead (Holt: level and trend), at a bounded use.
-4. *Room.* Sequences that run and wait, against slots and KV room.
+4. *Room.* Sequences that run, against slots and KV room.
 5. *Backlog.* What waits now and will still wait when a replica that is ordered now is ready: replicas that are starting
    count as there. A backlog that is gone before then needs nobody.
 6. *Latency*, slowly: the share of requests that really missed moves the budget of 2, within a factor; tokens that come
@@ -128,7 +128,7 @@ class State(Struct, frozen=True):
     """Replicas that prefill and decode of what arrives would keep at work, smoothed; and its growth a second."""
     trend: float = 0.0
     busy: float = 0.0
-    """Mean number of sequences that run or wait."""
+    """Mean number of sequences that run."""
     shadows: Shadows = Shadows()
     jobs: float = 0.0
     missed: float = 0.0
@@ -194,7 +194,7 @@ def _first(signals: Signals, config: Config) -> Decision:
         target=target,
         seen=signals,
         shadows=shadows,
-        busy=float(signals.running + signals.waiting),
+        busy=float(signals.running),
         last_job_s=signals.at_s,
         lower_s=signals.at_s,
     )
@@ -248,7 +248,7 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
         calm=calm,
         level=level,
         trend=trend,
-        busy=_toward(state.busy, signals.running + signals.waiting, passed, 60.0),
+        busy=_toward(state.busy, signals.running, passed, 60.0),
         shadows=shadows,
         jobs=all_jobs,
         missed=all_missed,
@@ -261,8 +261,12 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
 def _whole_load(jobs: int, signals: Signals, seen: Signals, state: State, config: Config, passed: float) -> float:
     """Replicas that what arrives keeps at work: its prompts, and as much decoding as was usual for a request."""
     tokens = _grown(signals.arrived_tokens, seen.arrived_tokens)
-    usual = state.decoded / state.jobs if state.jobs else 0.0
-    return (tokens / config.prefill_tokens_per_s + jobs * usual / config.decode_tokens_per_s) / passed
+    return (tokens / config.prefill_tokens_per_s + jobs * _decode_s(state, config)) / passed
+
+
+def _decode_s(state: State, config: Config) -> float:
+    """How long the usual request keeps a replica decoding, if all slots are at work."""
+    return state.decoded / state.jobs / config.decode_tokens_per_s if state.jobs else 0.0
 
 
 def _holt(state: State, load: float, passed: float) -> tuple[float, float]:
@@ -324,7 +328,7 @@ def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, int, s
         (signals.ready + 1 if state.slow_s > _SLOW_S and not signals.starting else 0, "latency"),
     ]
     wanted, reason = max(asked, key=lambda each: each[0])
-    return max(wanted, 1), max(wanted, strict, _up(forecast / _STRICT), _up(room / _STRICT)), reason
+    return max(wanted, 1), max(1, wanted, strict, _up(forecast / _STRICT), _up(room / _STRICT)), reason
 
 
 def _use(config: Config) -> float:
@@ -352,7 +356,7 @@ def _forecast(state: State, config: Config) -> float:
 
 
 def _room(signals: Signals, state: State, config: Config) -> float:
-    """Replicas whose slots and KV room hold what runs and waits now."""
+    """Replicas whose slots and KV room hold what runs."""
     wanted = state.busy / (config.slots * config.room)
     if config.kv_tokens:
         wanted = max(wanted, signals.kv_tokens / (config.kv_tokens * config.room))
@@ -360,14 +364,18 @@ def _room(signals: Signals, state: State, config: Config) -> float:
 
 
 def _backlog(signals: Signals, state: State, config: Config) -> int:
-    """Replicas to have what waits begun within the SLO, of what still waits when one that is ordered now is ready."""
+    """Replicas to work off what will still wait when one that is ordered now is ready, with those that start as there.
+
+    A waiting request is its prefill and its usual decoding. What is left is to be gone within the slack that the oldest
+    has, but not faster than in half a start-up time: so long it has waited for it anyway.
+    """
     there = signals.ready + signals.starting
-    waiting_s = signals.waiting_tokens / state.tokens_per_s
-    later_s = waiting_s + (state.quick - max(there, 1)) * config.start_up_s
+    left_s = signals.waiting_tokens / state.tokens_per_s + signals.waiting * _decode_s(state, config)
+    later_s = left_s + (state.level - max(there, 1)) * config.start_up_s
     slack_s = max(config.ttft_slo_s - signals.oldest_s, 2.0)
     if signals.waiting == 0 or later_s <= slack_s * there:
         return 0
-    return min(_up(state.quick + later_s / slack_s), 2 * there + 2)
+    return min(_up(state.level + later_s / max(slack_s, config.start_up_s / 2)), 2 * there + 2)
 
 
 # -- how it is moved to -----------------------------------------------------------------------------------------------
@@ -376,7 +384,9 @@ def _backlog(signals: Signals, state: State, config: Config) -> int:
 def _move(signals: Signals, state: State, config: Config, wanted: int, strict: int, reason: str) -> Decision:
     target, now = state.target, signals.at_s
     goal = _bounded(wanted, config)
-    if target == 0 and signals.waiting > 0:
+    if target == 0 and config.min_replicas == 0:
+        if signals.waiting == 0:
+            return Decision(0, "idle", state, wanted)
         goal, reason = max(goal, 1), "wake"
     if goal > target:
         moved = min(goal, max(2 * target, target + 4))

@@ -69,7 +69,9 @@ def test_the_target_is_a_number_within_the_bounds_whatever_is_seen(
         state = decision.state
         assert type(decision.target) is int
         assert config.min_replicas <= decision.target <= config.max_replicas
-        floats = [getattr(state, name) for name in ("tokens_per_s", "quick", "calm", "level", "trend", "busy", "missed")]
+        floats = [
+            getattr(state, name) for name in ("tokens_per_s", "quick", "calm", "level", "trend", "busy", "missed")
+        ]
         assert all(math.isfinite(value) for value in floats)
 
 
