@@ -333,7 +333,7 @@ def _wanted(signals: Signals, state: State, config: Config) -> tuple[int, int, s
 
 def _use(config: Config) -> float:
     """What may miss more may also be served by replicas with less to spare."""
-    return config.use * (1 + 2 * min(max(0.99 - config.attainment, 0.0), 0.1))
+    return config.use * (1 + 2 * min(max(0.99 - config.attainment, 0.0), 0.25))
 
 
 def _up(number: float) -> int:

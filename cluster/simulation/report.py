@@ -46,10 +46,10 @@ def behind(rows: Sequence[Row], ours: str = "headrace") -> list[tuple[Row, float
     Points within 1 % of our replica-hours, and those under 90 %, are left out; so is the oracle.
     """
     found = by_policy(rows)
-    own = found.get(ours, [])
+    own = [row for name, rows in found.items() if name.startswith(ours) for row in rows]
     late: list[tuple[Row, float | None]] = []
     for name, others in found.items():
-        if name in (ours, "oracle"):
+        if name.startswith(ours) or name == "oracle":
             continue
         for row in front(others):
             cost = cost_at(own, row.attainment - 1e-4)

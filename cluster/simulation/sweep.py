@@ -19,7 +19,10 @@ from headrace.cluster.simulation.trace import Trace
 
 ATTAINMENTS = (0.6, 0.8, 0.9, 0.95, 0.97, 0.98, 0.985, 0.99, 0.993, 0.996, 0.998, 0.9995)
 """Our knob: the share of requests that is to meet its SLO."""
-POLICIES = ("headrace", *RIVALS, "oracle")
+FLOORS = tuple(float(n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14, 16))
+"""The knob of `headrace_min`: our law at `_LEAN`, with so many replicas as its minimum."""
+POLICIES = ("headrace", "headrace_min", *RIVALS, "oracle")
+_LEAN = 0.6
 
 _BIN_S = 10.0
 _STEP_RATIO = 1.5
@@ -100,6 +103,8 @@ def config_of(model: ReplicaModel, world: World, attainment: float, floor: int =
 
 def policy_of(name: str, knob: float, model: ReplicaModel, world: World, floor: int = 1) -> Policy:
     """A fresh policy; raises ConfigError for a name that is none."""
+    if name == "headrace_min":
+        return Headrace(config_of(model, world, _LEAN, int(knob)))
     if name == "headrace":
         return Headrace(config_of(model, world, knob, floor))
     if name not in RIVALS:
@@ -109,7 +114,7 @@ def policy_of(name: str, knob: float, model: ReplicaModel, world: World, floor: 
 
 
 def knobs_of(name: str) -> Sequence[float]:
-    return ATTAINMENTS if name == "headrace" else RIVALS[name][1]
+    return {"headrace": ATTAINMENTS, "headrace_min": FLOORS}.get(name) or RIVALS[name][1]
 
 
 def usual_start(trace: Trace, model: ReplicaModel) -> int:
@@ -133,14 +138,16 @@ def sweep(
             if name == "oracle":
                 yield from _oracle(trace, model, seeded)
                 continue
-            for floor in floors if name != "static" else (1,):
+            is_fixed = name in ("static", "headrace_min")
+            for floor in (1,) if is_fixed else floors:
                 for knob in knobs_of(name):
-                    start = int(knob) if name == "static" else max(floor, usual_start(trace, model))
+                    least = int(knob) if is_fixed else floor
+                    start = least if name == "static" else max(least, usual_start(trace, model))
                     if start > world.max_replicas:
                         continue
                     made = run(trace, model, seeded, policy_of(name, knob, model, seeded, floor), start)
                     yield row(made, name, knob, floor)
-                    if name == "static" and made.is_met.all():
+                    if is_fixed and made.is_met.all():
                         break  # more replicas only cost more
 
 

@@ -70,7 +70,7 @@ async def really(trace: Trace) -> NDArray[np.float64]:
 
 
 def test_the_simulator_and_the_workers_agree_on_ttft() -> None:
-    trace = poisson("real", [(0, 3.5), (240, 3.5)], 3, tokens=(400, 40))
+    trace = poisson("real", [(0, 3.5), (120, 3.5)], 3, tokens=(400, 40))
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         real = runner.run(really(trace))
     model = ReplicaModel(PREFILL, SLOTS, 1 / RATE, kv_tokens=10**9, is_parallel=True)
