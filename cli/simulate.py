@@ -49,8 +49,11 @@ def command(  # noqa: PLR0913  # a command's options
     pictures: Annotated[Path | None, typer.Option(help="A folder for pictures of the fronts and of a run.")] = None,
 ) -> None:
     """Replay traces against autoscaling laws. The tables of docs/autoscaling.md are made so."""
-    from headrace.cluster.simulation.fleet import ReplicaModel, World
-    from headrace.cluster.simulation.trace import load
+    try:
+        from headrace.cluster.simulation.fleet import ReplicaModel, World
+        from headrace.cluster.simulation.trace import load
+    except ImportError as error:
+        raise ConfigError(f"simulate needs {error.name}: pip install 'headrace[simulate]'") from None
 
     model = ReplicaModel(prefill_rate, slots, step_ms / 1000, kv_tokens=kv_tokens)
     traces = [load(each).scaled(scale) for each in trace]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from headrace.workers.engines.scripted import oracle
-from tests.system.conftest import Machine, MakeMachine, scripted, until
+from tests.system.conftest import Machine, MakeMachine, processes_below, scripted, until
 
 SLOTS, RATE, TOKENS = 4, 20.0, 60
 
@@ -90,34 +90,30 @@ def test_f2_f5_from_zero_up_with_the_queue_and_back_to_zero_with_every_stream_wh
     assert "Traceback" not in machine.said()
 
 
-def test_f1_without_signals_the_number_holds(make_machine: MakeMachine) -> None:
+def test_f1_without_signals_and_after_a_restart_of_the_controller_the_number_holds(make_machine: MakeMachine) -> None:
+    held = model(min_replicas=0, max_replicas=4, hold_s=1000.0, idle_s=1000.0)
     machine = make_machine(
         {
-            "models": [model(min_replicas=2, idle_s=1.0, max_replicas=4)],
+            "models": [{**held, "replicas": 2}],
             "queue": {"lease_s": 2.0},
             "autoscaler": {"stale_s": 2.0, "period_s": 0.5},
         }
     )
-    machine.serve()
+    process = machine.serve()
     until(lambda: states(machine).count("ready") == 2, 30)
+    replicas = set(status(machine)["replicas"])
     [broker] = machine.pids("broker")
     os.kill(broker, signal.SIGSTOP)
     try:
-        threading.Event().wait(5)  # longer than the signals may be old
+        threading.Event().wait(4)  # longer than the signals may be old
     finally:
         os.kill(broker, signal.SIGCONT)
     until(lambda: any(each["reason"] == "stale" for each in decisions(machine)), 30)
-    assert {each["decision"] for each in decisions(machine)} == {"hold 2"}
+
+    [controller] = [each for each in processes_below(process.pid) if "ServeController" in " ".join(each.cmdline())]
+    controller.kill()
+    known = len(decisions(machine))
+    until(lambda: decisions(machine)[0]["ago_s"] < 30 and len(decisions(machine)) > known, 60)
     until(lambda: states(machine).count("ready") == 2, 30)
-
-
-def test_advice_is_logged_and_not_taken(make_machine: MakeMachine) -> None:
-    machine = make_machine(
-        {"models": [model(min_replicas=1, max_replicas=3)], "autoscaler": {"advisory": True}, "worker": {"drain_s": 1}}
-    )
-    machine.serve()
-    many = [Asking(machine, f"advice {number}") for number in range(30)]
-    until(lambda: any(each["decision"].endswith("(advice)") and each["wanted"] > 1 for each in decisions(machine)), 60)
-    for asking in many:
-        asking.check()
-    assert len(states(machine)) == 1
+    assert {each["decision"] for each in decisions(machine)} == {"hold 2"}
+    assert set(status(machine)["replicas"]) == replicas
