@@ -62,6 +62,7 @@ class RedisBroker:
         self._queue = queue
         self._nodes = Nodes(url, settings)
         self._is_cluster = settings.cluster
+        self._must_be_safe = settings.check_version
         self._scripts: dict[str, AsyncScript] = {
             verb: self._nodes.first.redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
         }
@@ -76,7 +77,9 @@ class RedisBroker:
                 memory = await node.redis.info("memory")
                 for verb in scripts.VERBS:
                     await node.redis.script_load(scripts.source(verb))
-            _check_server(info, memory)
+            _check_policy(memory)
+            if self._must_be_safe:
+                _check_version(info)
 
     async def close(self) -> None:
         await self._nodes.close()
@@ -404,12 +407,15 @@ def _check_mode(*, is_cluster: bool, is_expected: bool) -> None:
         raise ConfigError("redis.cluster: True, but the server is not one of a Redis Cluster; set it to false")
 
 
-def _check_server(info: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
+def _check_policy(memory: Mapping[str, Any]) -> None:
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ConfigError(
             f"redis: maxmemory-policy is {policy!r}: it would evict logs that are being read; set it to noeviction"
         )
+
+
+def _check_version(info: Mapping[str, Any]) -> None:
     name = "valkey" if "valkey_version" in info else "redis"
     version = tuple(int(part) for part in str(info[f"{name}_version"]).split(".")[:3])
     oldest = SAFE_VERSIONS[name]

@@ -32,6 +32,9 @@ class RedisSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How many hash tags the jobs are spread over; every process of a deployment must say the same."""
     cluster: bool = False
     """The server is one of a Redis Cluster, which says where each shard is."""
+    check_version: bool = True
+    """Refuse servers older than those known to be safe. False is for a managed server whose provider mends what is
+    unsafe without giving it a new number."""
     pool_size: int = 16
     """Connections a process uses for verbs and reads, however many streams it carries."""
     timeout_s: float = 5.0

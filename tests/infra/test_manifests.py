@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from ipaddress import IPv4Network as ip_network
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +256,16 @@ def test_production_asks_for_the_secrets_and_subnets_that_terraform_makes() -> N
     [line] = re.findall(r"secrets\s+= \[(.*)\]", text)
     asked = {each["remoteRef"]["key"] for doc in of_kind(docs, "ExternalSecret") for each in doc["spec"]["data"]}
     assert asked == {f"headrace/{name}" for name in re.findall(r'"([^"]+)"', line)}
+
+
+def test_production_speaks_to_the_broker_that_terraform_makes(tmp_path: Path) -> None:
+    read = config(build("production"), tmp_path)
+    assert read.redis.cluster and not read.redis.check_version  # MemoryDB is a cluster, of an old number
+    assert read.redis.shards >= 16
+    [block] = [each for rule in _found(build("production"), "ipBlock") for each in [rule["cidr"]]]
+    network = (INFRA / "terraform" / "modules" / "network" / "tests" / "network.tftest.hcl").read_text("utf-8")
+    data = re.findall(r'aws_subnet\.data\["[a-z0-9-]+"\]\.cidr_block == "(10\.40\.[0-9.]+/21)"', network)
+    assert data and all(ip_network(each).subnet_of(ip_network(block)) for each in data)
 
 
 def test_the_autoscaler_asks_for_a_metric_that_pods_have() -> None:
