@@ -37,6 +37,8 @@ _STRICT = 0.9
 _CORRECTION = (0.25, 2.0)
 _CORRECTION_JOBS = 200
 _MOST = 1e6
+_REGRET_HOLDS, _MOST_REGRET = 3.0, 4.0
+"""Up within so many holds after down is a regret; the hold grows to 2 to the power of the second."""
 _SLOW_S = 60.0
 """So long tokens may come too slowly."""
 
@@ -141,6 +143,9 @@ class State(Struct, frozen=True):
     lower_s: float = 0.0
     """Since when less would do; `lower` is the most that was wanted since."""
     lower: int = 0
+    regret: float = 0.0
+    """How often it lately went up soon after it had gone down; each time doubles the hold."""
+    lowered_s: float = -1e9
 
 
 class Decision(Struct, frozen=True):
@@ -248,6 +253,7 @@ def _learn(signals: Signals, state: State, config: Config, passed: float) -> Sta
         calm=calm,
         level=level,
         trend=trend,
+        regret=state.regret * keep,
         busy=_toward(state.busy, signals.running, passed, 60.0),
         shadows=shadows,
         jobs=all_jobs,
@@ -390,13 +396,20 @@ def _move(signals: Signals, state: State, config: Config, wanted: int, strict: i
         goal, reason = max(goal, 1), "wake"
     if goal > target:
         moved = min(goal, max(2 * target, target + 4))
-        return Decision(moved, reason, replace(state, target=moved, lower=0, lower_s=now), wanted)
+        is_regret = now - state.lowered_s < _REGRET_HOLDS * _hold_s(state, config)
+        regret = min(state.regret + is_regret, _MOST_REGRET)
+        state = replace(state, target=moved, lower=0, lower_s=now, regret=regret, lowered_s=-1e9)
+        return Decision(moved, reason, state, wanted)
     goal = _bounded(strict if wanted else 0, config)
     if goal >= target:
         return Decision(target, "steady", replace(state, lower=0, lower_s=now), wanted)
     lower = max(state.lower, goal)
-    waits_s = 0.0 if goal == 0 else max(config.hold_s, config.start_up_s)
-    if now - state.lower_s < waits_s:
+    if goal and now - state.lower_s < _hold_s(state, config):
         return Decision(target, "hold", replace(state, lower=lower), wanted)
     moved = _bounded(max(lower if goal else 0, target // 2), config)
-    return Decision(moved, "lower" if goal else "idle", replace(state, target=moved, lower=0, lower_s=now), wanted)
+    state = replace(state, target=moved, lower=0, lower_s=now, lowered_s=now)
+    return Decision(moved, "lower" if goal else "idle", state, wanted)
+
+
+def _hold_s(state: State, config: Config) -> float:
+    return float(max(config.hold_s, config.start_up_s) * 2**state.regret)

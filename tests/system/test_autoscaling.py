@@ -19,7 +19,7 @@ SLOTS, RATE, TOKENS = 4, 20.0, 60
 
 
 def model(name: str = "scripted", **autoscaling: Any) -> dict[str, object]:
-    chosen = {"min_replicas": 0, "max_replicas": 3, "start_up_s": 4.0, "hold_s": 3.0, "idle_s": 4.0, **autoscaling}
+    chosen = {"min_replicas": 0, "max_replicas": 3, "start_up_s": 4.0, "hold_s": 8.0, "idle_s": 8.0, **autoscaling}
     return scripted(tokens_per_s=RATE, slots=SLOTS, name=name, replicas=chosen["min_replicas"], autoscaling=chosen)
 
 
@@ -73,7 +73,7 @@ def test_f2_f5_from_zero_up_with_the_queue_and_back_to_zero_with_every_stream_wh
     first.check()
     assert any(each["decision"] == "up 0 to 1" and each["reason"] == "wake" for each in decisions(machine))
 
-    many = [Asking(machine, f"one of many {number}") for number in range(40)]
+    many = [Asking(machine, f"one of many {number}") for number in range(72)]
     until(lambda: states(machine).count("ready") >= 2, 60)
     for asking in many:
         asking.check()
