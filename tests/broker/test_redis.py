@@ -106,7 +106,7 @@ async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_cli
     names = {name.decode() for name in redis_client.scan_iter()}
     own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
     lasting = [keys.key(kind, 0) for kind in ("counter", "models")]
-    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain")]
+    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain", "arrived")]
     assert names - own == set(lasting)
 
 
