@@ -48,6 +48,11 @@ def check_depth(body: bytes, limits: ApiSettings) -> None:
 def decode(decoder: msgspec.json.Decoder[T], body: bytes, limits: ApiSettings) -> T:
     """Read a JSON body; raises BadRequest, with `param` naming the field as in `messages[0].role`."""
     check_depth(body, limits)
+    return decode_again(decoder, body)
+
+
+def decode_again(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Read a body whose depth was checked before; raises as `decode` does."""
     try:
         return decoder.decode(body.removeprefix(_BOM))
     except msgspec.ValidationError as error:

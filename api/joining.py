@@ -28,17 +28,15 @@ def joined(entries: Iterable[ReadEntry]) -> list[ReadEntry]:
 
 def _plain_deltas(entry: ReadEntry) -> list[Delta]:
     """The entry's events, if they are nothing but text of one choice."""
-    deltas = [event for event in entry.events if isinstance(event, Delta) and event.reasoning is None]
-    if len(deltas) != len(entry.events) or any(delta.tool_calls for delta in deltas):
+    deltas = [event for event in entry.events if isinstance(event, Delta)]
+    if len(deltas) != len(entry.events) or any(each.reasoning or each.tool_calls or each.logprobs for each in deltas):
         return []
     return deltas if len({delta.choice for delta in deltas}) == 1 else []
 
 
 def _sum(deltas: list[Delta]) -> Delta:
-    logprobs = [each for delta in deltas for each in delta.logprobs or []]
     return Delta(
         deltas[0].choice,
         "".join(delta.text for delta in deltas),
         [token_id for delta in deltas for token_id in delta.token_ids],
-        logprobs or None,
     )

@@ -185,6 +185,8 @@ class StreamReply(Reply):
         self._is_claimed = False
         self._enqueued_ms = 0
         self._writes = 0
+        self._is_slow = False
+        """The client had not taken what was written before when the last frames were."""
 
     async def respond(self, send: Send) -> None:
         wait_s = self.subject.pod.settings.api.headers_after_ms / 1000
@@ -263,7 +265,7 @@ class StreamReply(Reply):
 
     def _take_in(self, entries: list[ReadEntry]) -> list[bytes]:
         frames: list[bytes] = []
-        if len(entries) > 1 and self._is_past_cut and can_join(self.subject.form):
+        if self._is_past_cut and (self._is_slow or self.subject.coalesce_s) and can_join(self.subject.form):
             entries = joined(entries)
         for entry in entries:
             self._note(entry)
@@ -354,6 +356,7 @@ class StreamReply(Reply):
 
     async def _write(self, send: Send, data: bytes, *, is_last: bool = False) -> None:
         self.is_writing, self.wrote_at = True, time.monotonic()
+        self._is_slow = self._has_headers and not self.connection.can_write_chunk()
         if not self._has_headers:
             self._has_headers = True
             headers = {

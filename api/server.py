@@ -13,6 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 from headrace.api.app import create_app
 from headrace.api.connection import Connection
@@ -127,7 +128,7 @@ class SocketConnection(Connection):
 
     def can_write_chunk(self) -> bool:
         protocol = self._protocol
-        return protocol.writable.is_set() and not protocol.close_sent and not protocol.transport.is_closing()
+        return protocol.writable.is_set() and protocol.conn.state is State.OPEN and not protocol.transport.is_closing()
 
     def write_chunk(self, data: bytes) -> None:
         conn = self._protocol.conn

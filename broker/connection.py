@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import hiredis
-import redis.asyncio as redis
 from redis.exceptions import RedisError, ResponseError
 
 from headrace.broker.errors import BrokerDown
+from headrace.broker.nodes import Nodes
 
 Command = Sequence[str | bytes | int]
 
@@ -72,10 +72,13 @@ class _Wire(asyncio.Protocol):
 
 
 class Pinned:
-    """A connection out of a pool's settings, but not of the pool. Raises BrokerDown and is closed on any break."""
+    """A connection to the server of a shard, of no pool. Raises BrokerDown and is closed on any break."""
 
-    def __init__(self, pool: redis.ConnectionPool) -> None:
-        self._connection: Any = pool.make_connection()  # type: ignore[no-untyped-call]
+    def __init__(self, nodes: Nodes, shard: int) -> None:
+        self._nodes = nodes
+        self._shard = shard
+        self._pool = nodes.first.pinned_pool
+        self._connection: Any = self._pool.make_connection()  # type: ignore[no-untyped-call]
         self._transport: asyncio.Transport | None = None
         self._wire = _Wire()
 
@@ -94,10 +97,13 @@ class Pinned:
 
     async def _connect(self) -> None:
         await self.close()
+        pool = (await self._nodes.of(self._shard)).pinned_pool
+        if pool is not self._pool:  # in a cluster, the shard's server is another one now
+            self._pool, self._connection = pool, pool.make_connection()  # type: ignore[no-untyped-call]
         try:
             await self._connection.connect()
         except (TimeoutError, RedisError, OSError) as error:
-            await self.close()
+            await self.leave()
             raise BrokerDown from error
         self._wire = _Wire()
         self._transport = cast(asyncio.Transport, self._connection._writer.transport)
@@ -110,7 +116,7 @@ class Pinned:
         except TimeoutError:
             return None
         except OSError as error:
-            await self.close()
+            await self.leave()
             raise BrokerDown from error
         return answer
 
@@ -124,9 +130,14 @@ class Pinned:
         try:
             return await self._wire.take(count, self._connection.socket_timeout)
         except (TimeoutError, OSError) as error:
-            await self.close()
+            await self.leave()
             raise BrokerDown from error
 
     async def close(self) -> None:
         self._transport = None
         await self._connection.disconnect(nowait=True)
+
+    async def leave(self) -> None:
+        """Close it because of what the server did or said; the next connection may go to another."""
+        await self.close()
+        self._nodes.doubt()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
-import redis.asyncio as redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff, NoBackoff
 from redis.commands.core import AsyncScript
 from redis.exceptions import (
+    AskError,
     ClusterDownError,
+    MovedError,
     OutOfMemoryError,
     ReadOnlyError,
     RedisError,
@@ -21,8 +20,10 @@ from redis.exceptions import (
 
 from headrace.broker import keys, messages, scripts
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, OwnerQueueFull, QueueFull
-from headrace.broker.messages import Job
+from headrace.broker.messages import Job, ScaleDecision
+from headrace.broker.nodes import Node, Nodes
 from headrace.broker.protocol import (
+    MAX_DECISIONS,
     Admission,
     Admitted,
     Claim,
@@ -36,7 +37,7 @@ from headrace.broker.protocol import (
     Tick,
     Written,
 )
-from headrace.broker.redis_lane import RedisLane, RedisListener
+from headrace.broker.redis_lane import Listeners, RedisLane, RedisListener
 from headrace.broker.settings import QueueSettings, RedisSettings
 
 SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -49,7 +50,8 @@ _REAP_LIMIT = 256
 _FULL_RETRY_S = 5
 _DOWN_RETRY_S = 1
 _SECRET_TTL_S = 30 * 86_400
-_POOL_WAIT_S = 30.0  # a burst of requests waits its turn; each command has a timeout of its own
+_MOVES = 3
+_DECISIONS_TTL_S = 86_400
 
 
 class RedisBroker:
@@ -58,59 +60,62 @@ class RedisBroker:
     def __init__(self, url: str, settings: RedisSettings, queue: QueueSettings) -> None:
         self.shards = settings.shards
         self._queue = queue
-        common: dict[str, Any] = {
-            "protocol": 2,
-            "socket_timeout": settings.timeout_s,
-            "socket_connect_timeout": settings.timeout_s,
-        }
-        self._pool = redis.BlockingConnectionPool.from_url(
-            url,
-            max_connections=settings.pool_size,
-            timeout=_POOL_WAIT_S,
-            retry=Retry(ConstantBackoff(0.05), 2),
-            **common,
-        )
-        # the settings of pinned connections; of the pool itself only `reap` takes one
-        self._pinned_pool = redis.ConnectionPool.from_url(url, retry=Retry(NoBackoff(), 0), **common)
-        # Any: redis-py types each answer as the union of all that any server and protocol could say
-        self._redis: Any = redis.Redis(connection_pool=self._pool)
-        self._untried: Any = redis.Redis(connection_pool=self._pinned_pool)
-        """For what must not be sent a second time after a break, unnoticed."""
+        self._nodes = Nodes(url, settings)
+        self._is_cluster = settings.cluster
+        self._must_be_safe = settings.check_version
         self._scripts: dict[str, AsyncScript] = {
-            verb: self._redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
+            verb: self._nodes.first.redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
         }
 
     async def open(self) -> None:
         with _broker_errors():
-            info = await self._redis.info("server")
-            memory = await self._redis.info("memory")
-            for verb in scripts.VERBS:
-                await self._redis.script_load(scripts.source(verb))
-        _check_server(info, memory)
+            mode = (await self._nodes.first.redis.info("cluster")).get("cluster_enabled", 0)
+        _check_mode(is_cluster=bool(mode), is_expected=self._is_cluster)
+        for node in await self._nodes.all():
+            with _broker_errors():
+                info = await node.redis.info("server")
+                memory = await node.redis.info("memory")
+                for verb in scripts.VERBS:
+                    await node.redis.script_load(scripts.source(verb))
+            _check_policy(memory)
+            if self._must_be_safe:
+                _check_version(info)
 
     async def close(self) -> None:
-        await self._redis.aclose()
-        await self._pool.disconnect()
-        await self._pinned_pool.disconnect()
+        await self._nodes.close()
 
     async def ping(self) -> float:
-        with _broker_errors():
-            memory = await self._redis.info("memory")
-        limit = int(memory.get("maxmemory", 0))
-        return int(memory["used_memory"]) / limit if limit else 0.0
+        used = 0.0
+        for node in await self._nodes.all():
+            with _broker_errors():
+                memory = await node.redis.info("memory")
+            limit = int(memory.get("maxmemory", 0))
+            used = max(used, int(memory["used_memory"]) / limit if limit else 0.0)
+        return used
 
-    async def _run(self, verb: str, shard: int, *args: str | bytes | float) -> Any:
+    @contextlib.asynccontextmanager
+    async def _at(self, shard: int) -> AsyncIterator[Node]:
+        """The server of a shard; an error says that it may be another one, or not the primary, by now."""
+        node = await self._nodes.of(shard)
         try:
             with _broker_errors():
-                return await self._scripts[verb](keys=[keys.base(shard)], args=list(args))
+                yield node
         except BrokerDown as error:
-            await self._leave_demoted(error)
+            if isinstance(error.__cause__, ReadOnlyError):
+                await node.let_go()  # it is a former primary
+            if not isinstance(error, BrokerFull):
+                self._nodes.doubt()
             raise
 
-    async def _leave_demoted(self, error: BrokerDown) -> None:
-        """A server that takes no writes is a former primary: what leads to it is given up, not used again."""
-        if isinstance(error.__cause__, ReadOnlyError):
-            await self._pool.disconnect(inuse_connections=False)
+    async def _run(self, verb: str, shard: int, *args: str | bytes | float) -> Any:
+        for _ in range(_MOVES):
+            try:
+                async with self._at(shard) as node:
+                    return await self._scripts[verb](keys=[keys.base(shard)], args=list(args), client=node.redis)
+            except BrokerDown as error:
+                if not isinstance(error.__cause__, MovedError):  # which was not carried out
+                    raise
+        raise BrokerDown("the shard moves from server to server", retry_after_s=_DOWN_RETRY_S)
 
     # -- a job's life ---------------------------------------------------------------------------------------------
 
@@ -194,9 +199,9 @@ class RedisBroker:
 
     async def reap(self, shard: int) -> Reaped:
         limits = [_REAP_LIMIT, _ms(self._queue.dead_letter_ttl_s)]
-        with _broker_errors():
+        async with self._at(shard) as node:
             # a break must be seen: leases that ran out while the broker was away must have time to be renewed
-            return Reaped(*await self._scripts["reap"](keys=[keys.base(shard)], args=limits, client=self._untried))
+            return Reaped(*await self._scripts["reap"](keys=[keys.base(shard)], args=limits, client=node.untried))
 
     async def status(self, job_id: str) -> JobStatus | None:
         row = await self._run("status", keys.shard_of(job_id), job_id)
@@ -213,8 +218,9 @@ class RedisBroker:
         )
 
     async def job(self, job_id: str) -> Job | None:
-        with _broker_errors():
-            spec = await self._redis.hget(keys.key("job", keys.shard_of(job_id), job_id), "spec")
+        shard = keys.shard_of(job_id)
+        async with self._at(shard) as node:
+            spec = await node.redis.hget(keys.key("job", shard, job_id), "spec")
         return messages.decode_job(spec) if spec else None
 
     async def forget(self, job_id: str) -> bool:
@@ -232,34 +238,58 @@ class RedisBroker:
 
     async def secret(self, offered: bytes) -> bytes:
         key = keys.key("secret", 0)
-        with _broker_errors():
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(key, offered, nx=True, ex=_SECRET_TTL_S).expire(key, _SECRET_TTL_S).get(key)
-                found: bytes = (await pipe.execute())[-1]
+        async with self._at(0) as node, node.redis.pipeline(transaction=False) as pipe:
+            pipe.set(key, offered, nx=True, ex=_SECRET_TTL_S).expire(key, _SECRET_TTL_S).get(key)
+            found: bytes = (await pipe.execute())[-1]
         return found
 
     async def stats(self, model: str) -> ModelStats:
         waiting, oldest, running, tokens = dict.fromkeys(messages.BANDS, 0), 0, 0, 0
+        arrived_jobs, arrived_tokens = 0, 0
         for shard in range(self.shards):
-            counts, age, held, prompt_tokens = await self._run("stats", shard, model)
+            counts, age, held, prompt_tokens, *arrived = await self._run("stats", shard, model)
+            arrived_jobs, arrived_tokens = arrived_jobs + arrived[0], arrived_tokens + arrived[1]
             for band, count in zip(messages.BANDS, counts, strict=True):
                 waiting[band] += count
             oldest, running, tokens = max(oldest, age), running + held, tokens + prompt_tokens
-        return ModelStats(waiting, oldest, running, tokens)
+        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens)
+
+    # -- the autoscaler -------------------------------------------------------------------------------------------
+
+    async def note_decision(self, model: str, decision: ScaleDecision) -> None:
+        kept, counts = keys.key("decisions", 0, model), keys.key("decided", 0, model)
+        async with self._at(0) as node:
+            newest = await node.redis.lindex(kept, 0)
+            async with node.redis.pipeline(transaction=False) as pipe:
+                pipe.hincrby(counts, f"{decision.direction}:{decision.reason}", 1).expire(counts, _DECISIONS_TTL_S)
+                if newest is None or decision.is_news_after(messages.decode_decision(newest)):
+                    pipe.lpush(kept, messages.encode(decision)).ltrim(kept, 0, MAX_DECISIONS - 1)
+                pipe.expire(kept, _DECISIONS_TTL_S)
+                await pipe.execute()
+
+    async def decisions(self, model: str, count: int) -> list[ScaleDecision]:
+        async with self._at(0) as node:
+            rows = await node.redis.lrange(keys.key("decisions", 0, model), 0, count - 1)
+        return [messages.decode_decision(row) for row in rows]
+
+    async def decided(self, model: str) -> dict[str, int]:
+        async with self._at(0) as node:
+            row = await node.redis.hgetall(keys.key("decided", 0, model))
+        return {name.decode(): int(times) for name, times in row.items()}
 
     # -- the log --------------------------------------------------------------------------------------------------
 
     def lane(self, shard: int) -> RedisLane:
-        return RedisLane(self._pinned_pool, shard)
+        return RedisLane(self._nodes, shard)
 
     async def last_id(self, job_id: str) -> Position | None:
-        with _broker_errors():
-            rows = await self._redis.xrevrange(_log(job_id), count=1)
+        async with self._at(keys.shard_of(job_id)) as node:
+            rows = await node.redis.xrevrange(_log(job_id), count=1)
         return rows[0][0].decode() if rows else None
 
     async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:
-        with _broker_errors():
-            rows = await self._redis.xrange(_log(job_id), min=first, count=count)
+        async with self._at(keys.shard_of(job_id)) as node:
+            rows = await node.redis.xrange(_log(job_id), min=first, count=count)
         return [(entry_id.decode(), fields[b"e"]) for entry_id, fields in rows]
 
     async def read_after(
@@ -268,8 +298,8 @@ class RedisBroker:
         if not positions:
             return {}  # XREAD of nothing is an error
         streams = {_log(job_id): position for job_id, position in positions.items()}
-        with _broker_errors():
-            answer = await self._redis.xread(streams, count=count)
+        async with self._at(shard) as node:
+            answer = await node.redis.xread(streams, count=count)
         return {
             name.decode()[-32:]: [(entry_id.decode(), fields[b"e"]) for entry_id, fields in rows]
             for name, rows in answer
@@ -278,18 +308,25 @@ class RedisBroker:
     # -- who is there ---------------------------------------------------------------------------------------------
 
     def listen_hints(self, pod: str, on_hint: Callable[[bytes], None], on_gap: Callable[[], None]) -> Listener:
-        channels = [keys.key("hints", shard, pod) for shard in range(self.shards)]
-        return RedisListener(self._pinned_pool, channels, lambda _, message: on_hint(message), on_gap)
+        channels = {keys.key("hints", shard, pod): shard for shard in range(self.shards)}
+        return self._listen(channels, lambda _, message: on_hint(message), on_gap)
 
     def listen_wakes(self, replica: str, on_wake: Callable[[int], None]) -> Listener:
-        channels = [keys.key("wake", shard, replica) for shard in range(self.shards)]
+        channels = {keys.key("wake", shard, replica): shard for shard in range(self.shards)}
 
         def wake_all() -> None:
             for shard in range(self.shards):
                 on_wake(shard)
 
-        return RedisListener(
-            self._pinned_pool, channels, lambda channel, _: on_wake(channels.index(channel.decode())), wake_all
+        return self._listen(channels, lambda channel, _: on_wake(channels[channel.decode()]), wake_all)
+
+    def _listen(
+        self, channels: dict[str, int], on_message: Callable[[bytes, bytes], None], on_connect: Callable[[], None]
+    ) -> Listener:
+        """One connection for all shards of one server; in a cluster, whose shards may move, one for each."""
+        groups = [[channel] for channel in channels] if self._is_cluster else [list(channels)]
+        return Listeners(
+            [RedisListener(self._nodes, channels[group[0]], group, on_message, on_connect) for group in groups]
         )
 
     async def present(
@@ -305,9 +342,9 @@ class RedisBroker:
 
     async def listing(self, kind: Literal["replicas", "pods"]) -> dict[str, dict[str, str]]:
         one = "replica" if kind == "replicas" else "pod"
-        with _broker_errors():
-            ids = [found.decode() for found in await self._redis.zrange(keys.key(kind, 0), 0, -1)]
-            rows = [await self._redis.hgetall(keys.key(one, 0, each)) for each in ids]
+        async with self._at(0) as node:
+            ids = [found.decode() for found in await node.redis.zrange(keys.key(kind, 0), 0, -1)]
+            rows = [await node.redis.hgetall(keys.key(one, 0, each)) for each in ids]
         about = ({name.decode(): value.decode() for name, value in row.items()} for row in rows)
         return {each: row for each, row in zip(ids, about, strict=True) if row}
 
@@ -353,7 +390,7 @@ def _broker_errors() -> Iterator[None]:
         yield
     except OutOfMemoryError as error:
         raise BrokerFull(retry_after_s=_FULL_RETRY_S) from error
-    except (ReadOnlyError, ClusterDownError, TryAgainError) as error:
+    except (ReadOnlyError, ClusterDownError, TryAgainError, AskError) as error:  # MovedError is an AskError
         raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
     except ResponseError as error:
         if str(error).startswith(("NOREPLICAS", "MISCONF", "BUSY")):
@@ -363,12 +400,22 @@ def _broker_errors() -> Iterator[None]:
         raise BrokerDown(retry_after_s=_DOWN_RETRY_S) from error
 
 
-def _check_server(info: Mapping[str, Any], memory: Mapping[str, Any]) -> None:
+def _check_mode(*, is_cluster: bool, is_expected: bool) -> None:
+    if is_cluster and not is_expected:
+        raise ConfigError("redis.cluster: False, but the server is one of a Redis Cluster; set it to true")
+    if is_expected and not is_cluster:
+        raise ConfigError("redis.cluster: True, but the server is not one of a Redis Cluster; set it to false")
+
+
+def _check_policy(memory: Mapping[str, Any]) -> None:
     policy = memory.get("maxmemory_policy", "noeviction")
     if policy != "noeviction":
         raise ConfigError(
             f"redis: maxmemory-policy is {policy!r}: it would evict logs that are being read; set it to noeviction"
         )
+
+
+def _check_version(info: Mapping[str, Any]) -> None:
     name = "valkey" if "valkey_version" in info else "redis"
     version = tuple(int(part) for part in str(info[f"{name}_version"]).split(".")[:3])
     oldest = SAFE_VERSIONS[name]

@@ -8,13 +8,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-import redis.asyncio as redis
 from redis.exceptions import ResponseError
 
 from headrace.broker import keys, scripts
 from headrace.broker.connection import Command, Pinned
 from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.hints import encode_hint
+from headrace.broker.nodes import Nodes
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Exchange, Hint, Settle, Written
 from headrace.broker.tasks import cancel_all
@@ -28,8 +28,8 @@ PING_S = 3.0
 class RedisLane:
     """See `protocol.Lane`."""
 
-    def __init__(self, pool: redis.ConnectionPool, shard: int) -> None:
-        self._pinned = Pinned(pool)
+    def __init__(self, nodes: Nodes, shard: int) -> None:
+        self._pinned = Pinned(nodes, shard)
         self._shard = shard
         self._settle_sha = ""
         self._channels = keys.key("hints", shard).encode()
@@ -79,7 +79,7 @@ class RedisLane:
         for answer in answers:
             if isinstance(answer, ResponseError) and not _is_fenced(answer):
                 self._settle_sha = ""  # a server that was started again has no scripts
-                await self._pinned.close()
+                await self._pinned.leave()
                 kind = BrokerFull if str(answer).startswith("OOM") else BrokerDown
                 raise kind(f"the broker refuses to write: {answer}")
         return answers
@@ -103,12 +103,13 @@ class RedisListener:
 
     def __init__(
         self,
-        pool: redis.ConnectionPool,
+        nodes: Nodes,
+        shard: int,
         channels: list[str],
         on_message: Callable[[bytes, bytes], None],
         on_connect: Callable[[], None],
     ) -> None:
-        self._pinned = Pinned(pool)
+        self._pinned = Pinned(nodes, shard)
         self._channels = channels
         self._on_message = on_message
         self._on_connect = on_connect
@@ -133,7 +134,7 @@ class RedisListener:
         answers = await self._pinned.ask([("SSUBSCRIBE", channel) for channel in self._channels])
         refusal = next((answer for answer in answers if isinstance(answer, ResponseError)), None)
         if refusal is not None:
-            await self._pinned.close()
+            await self._pinned.leave()
             raise BrokerDown(f"the broker refuses a subscription: {refusal}")
 
     async def _receive(self) -> None:
@@ -143,8 +144,10 @@ class RedisListener:
             while (answer := await self._pinned.receive(2 * PING_S)) is not None:
                 if isinstance(answer, list) and answer[0] == b"smessage":
                     self._hear(answer[1], answer[2])
-            await self._pinned.close()
-            raise BrokerDown("the subscription is silent")
+                elif isinstance(answer, list) and answer[0] == b"sunsubscribe":
+                    break  # in a cluster, the shard has moved to another server
+            await self._pinned.leave()
+            raise BrokerDown("the subscription is silent, or was ended")
         finally:
             await cancel_all([pings])
 
@@ -164,3 +167,14 @@ class RedisListener:
     async def close(self) -> None:
         await cancel_all([self._task])
         await self._pinned.close()
+
+
+class Listeners:
+    """Several subscriptions as one."""
+
+    def __init__(self, listeners: Sequence[RedisListener]) -> None:
+        self._listeners = listeners
+
+    async def close(self) -> None:
+        for listener in self._listeners:
+            await listener.close()

@@ -6,10 +6,14 @@ import asyncio
 import tempfile
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import redis
 
 from headrace.broker.embedded import EmbeddedServer
+
+hypothesis.settings.register_profile("headrace", deadline=None)  # speed is never asserted
+hypothesis.settings.load_profile("headrace")
 
 
 @pytest.fixture(scope="session")

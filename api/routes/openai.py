@@ -12,6 +12,10 @@ from headrace.api import submit
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.wire import BY_NAME
+from headrace.api.wire.embeddings import check_dimensions
+from headrace.api.wire.format import Parsed
+from headrace.api.wire.ollama_models import Known, look_up
+from headrace.broker.errors import BrokerDown
 from headrace.broker.settings import Model
 
 _STARTED_S = int(time.time())
@@ -31,22 +35,36 @@ def router(pod: Pod) -> APIRouter:
 
     @routes.post("/embeddings", response_class=Response)
     async def embeddings(request: Request) -> Response:
-        return await submit.generate(pod, request, BY_NAME["openai.embeddings"])
+        async def complete(parsed: Parsed) -> Parsed:
+            known = await _known(pod, submit.model_of(pod, parsed.job.model))
+            check_dimensions(parsed, int(known.about.get("embeddings") or 0))
+            return parsed
+
+        return await submit.generate(pod, request, BY_NAME["openai.embeddings"], complete=complete)
 
     @routes.get("/models")
     async def models(request: Request) -> Response:
         submit.caller_of(pod, request)
-        return as_json({"object": "list", "data": [_shown(model) for model in pod.settings.models]})
+        return as_json({"object": "list", "data": [_shown(await _known(pod, model)) for model in pod.settings.models]})
 
     @routes.get("/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
         submit.caller_of(pod, request)
-        return as_json(_shown(submit.model_of(pod, name)))
+        return as_json(_shown(await _known(pod, submit.model_of(pod, name))))
 
     return routes
 
 
-def _shown(model: Model) -> dict[str, object]:
-    """`max_model_len` is vLLM's name for what a slot's context holds."""
-    about = {"id": model.name, "object": "model", "created": _STARTED_S, "owned_by": "headrace"}
-    return {**about, "max_model_len": model.context_tokens}
+async def _known(pod: Pod, model: Model) -> Known:
+    """A model with what its replicas say; while the broker is away, with what is configured."""
+    try:
+        return look_up(model, await pod.broker.listing("replicas"))
+    except BrokerDown:
+        return look_up(model, {})
+
+
+def _shown(known: Known) -> dict[str, object]:
+    """`max_model_len` is vLLM's name for a slot's context; `capabilities` are not known before a replica is up."""
+    about = {"id": known.model.name, "object": "model", "created": _STARTED_S, "owned_by": "headrace"}
+    can = [name for name in ("tools", "reasoning", "fim", "embeddings") if known.about.get(name, "0") != "0"]
+    return {**about, "max_model_len": known.context_tokens, "capabilities": can}

@@ -5,8 +5,8 @@ Names and shapes are those of https://platform.claude.com/docs/en/api.
 
 from __future__ import annotations
 
-from headrace.api.wire import sse
-from headrace.broker.errors import Cancelled, EngineFailed, HeadraceError, JobEnded, from_failure
+from headrace.api.wire import ends, sse
+from headrace.broker.errors import HeadraceError, JobEnded
 from headrace.broker.messages import Ended, View
 
 _TYPES = {
@@ -45,11 +45,8 @@ def _type(error: HeadraceError) -> str:
 
 
 def error_of(end: Ended, job_id: str) -> HeadraceError:
-    """What a job that did not finish ended with."""
-    if end.error is not None:
-        error = from_failure(end.error.code, end.error.message, end.error.param)
-    else:
-        error = Cancelled() if end.status == "cancelled" else EngineFailed()
+    """What a job that did not finish ended with; it says which job."""
+    error = ends.error_of(end)
     error.job_id = job_id
     return error
 

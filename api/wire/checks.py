@@ -11,6 +11,8 @@ from headrace.broker.settings import ApiSettings
 
 INT64_MAX = 2**63 - 1
 TOKEN_ID_MAX = 2**31 - 1
+JSON_INT_MAX = 2**53
+"""The highest whole number that every JSON reader takes as it is."""
 MAX_BIASES = 1024
 
 Range = tuple[str, float, float]
@@ -46,7 +48,7 @@ def stops(given: str | list[str] | None, limits: ApiSettings) -> list[str]:
     return found
 
 
-def token_ids(given: Sequence[int], param: str) -> list[int]:
-    if not all(0 <= each <= TOKEN_ID_MAX for each in given):
-        raise BadRequest(f"The token ids of {param} must be from 0 to {TOKEN_ID_MAX}.", param=param)
+def token_ids(given: Sequence[int], param: str, highest: int = TOKEN_ID_MAX) -> list[int]:
+    if not all(0 <= each <= highest for each in given):
+        raise BadRequest(f"The token ids of {param} must be from 0 to {highest}.", param=param)
     return list(given)

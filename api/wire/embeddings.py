@@ -105,7 +105,7 @@ class EmbeddingsWhole:
                 self._data = event.data
 
     def body(self) -> bytes:
-        """The response; raises BadRequest if it has other dimensions than were asked for, which only now is known."""
+        """The response; raises BadRequest if it has other dimensions than were asked for, and no replica had told."""
         embeddings, counts = self._data.get("embeddings"), self._data.get("tokens")
         if embeddings is None or counts is None:
             raise EngineFailed("the engine made no embeddings")
@@ -125,6 +125,12 @@ class EmbeddingsWhole:
         if self._options.get("encoding") == "base64":
             return base64.b64encode(embedding).decode()
         return struct.unpack(f"<{len(embedding) // 4}f", embedding)
+
+
+def check_dimensions(parsed: Parsed, has: int) -> None:
+    """Refuse other dimensions than the model has, if they are known (not 0); raises BadRequest."""
+    if has and parsed.options["embeddings"]["dimensions"] not in (None, has):
+        raise BadRequest(f"This model's embeddings have {has} dimensions.", param="dimensions")
 
 
 def _inputs(given: str | list[str | int | list[int]]) -> list[Text | Tokens]:

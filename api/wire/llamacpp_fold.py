@@ -31,6 +31,8 @@ _TYPES = {
     429: "rate_limit_error",
     503: "unavailable_error",
 }
+_FIELDS = {"response_format": "json_schema", "logprobs": "n_probs", "input": "content"}
+"""What workers call otherwise than llama-server does."""
 _LEAST = -3.4028234663852886e38
 """llama-server's word for the logarithm of 0: the lowest float."""
 
@@ -44,7 +46,7 @@ def envelope(error: HeadraceError) -> bytes:
         if counts := error.counts:
             said["n_prompt_tokens"], said["n_ctx"] = counts
     elif error.param:
-        said["param"] = error.param
+        said["param"] = _FIELDS.get(error.param, error.param)
     return sse.encode({"error": said})
 
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import sse, turns
-from headrace.api.wire.checks import refuse, token_ids
+from headrace.api.wire.checks import JSON_INT_MAX, refuse, token_ids
 from headrace.api.wire.ends import OneFrame
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.llamacpp import LlamacppWire
@@ -114,8 +114,9 @@ class LlamacppDetokenize(_Kind):
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
         request = decode(_detokenize_decoder, body, limits)
-        job = Job("", request.model or "", Tokens(token_ids(request.tokens, "tokens")), kind="detokenize")
-        return Parsed(job, stream=False)
+        # what is an id of its vocabulary, the model says: the scripted engine's are larger than any real one's
+        ids = token_ids(request.tokens, "tokens", JSON_INT_MAX)
+        return Parsed(Job("", request.model or "", Tokens(ids), kind="detokenize"), stream=False)
 
     def show(self, data: dict[str, Any], view: View) -> object:
         return {"content": data.get("text", "")}

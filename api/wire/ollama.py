@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
 from headrace.api.wire import sse
-from headrace.broker.errors import BadRequest, Cancelled, EngineFailed, HeadraceError, from_failure
-from headrace.broker.messages import Ended, Timings, Usage
+from headrace.broker.errors import BadRequest, HeadraceError
+from headrace.broker.messages import Timings, Usage
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -69,13 +69,6 @@ def metrics(usage: Usage | None, timings: Timings | None, at_ms: int) -> dict[st
         "eval_count": usage.completion_tokens,
         "eval_duration": timings.decode_ms * _NS_PER_MS,
     }
-
-
-def error_of(end: Ended) -> HeadraceError:
-    """What a job that did not finish ended with."""
-    if end.error is None:
-        return Cancelled() if end.status == "cancelled" else EngineFailed()
-    return from_failure(end.error.code, end.error.message, end.error.param)
 
 
 class OllamaWire:

@@ -11,8 +11,9 @@ from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import sse
+from headrace.api.wire.ends import error_of
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.ollama import Load, OllamaWire, Say, error_of, is_unload, metrics
+from headrace.api.wire.ollama import Load, OllamaWire, Say, is_unload, metrics
 from headrace.api.wire.ollama_fold import model_of
 from headrace.api.wire.ollama_request import Options, check_model, check_options
 from headrace.broker.errors import BadRequest, EngineFailed

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.api.wire import sse
-from headrace.api.wire.ollama import Say, error_of, metrics, now, stamp
+from headrace.api.wire.ends import error_of
+from headrace.api.wire.ollama import Say, metrics, now, stamp
 from headrace.api.wire.openai_fold import shown_logprob
 from headrace.broker.messages import (
     Alternative,

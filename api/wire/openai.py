@@ -1,4 +1,4 @@
-"""What chat and completions share on the way in, and in errors: the common fields, their bounds, the envelope.
+"""What OpenAI's routes share on the way in, and in errors: the common fields, their bounds, the envelope.
 
 Unknown fields are ignored, as OpenAI does, but not those that are known to change the answer and are not supported:
 see `openai_extras`.

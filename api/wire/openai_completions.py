@@ -17,7 +17,7 @@ from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Delta, Text, TokenLogprob, Tokens, View
 from headrace.broker.settings import ApiSettings
 
-_CHAT_ONLY = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs", "messages")
+_CHAT_ONLY = ("tools", "tool_choice", "reasoning_effort", "chat_template_kwargs")
 _ECHO = "completions_echo"
 """The option of a view that holds the prompt, if it is to stand before the answer."""
 

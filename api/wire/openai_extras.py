@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.api.body import decode_again
 from headrace.broker.errors import BadRequest
 
 HARMLESS: Mapping[str, tuple[object, ...]] = {
@@ -100,7 +101,7 @@ def checker(known: Collection[str], more: Mapping[str, tuple[object, ...]] = {})
     decoder = msgspec.json.Decoder(msgspec.defstruct("Extras", [(name, Any, None) for name in harmless]))
 
     def check(body: bytes) -> None:
-        extras = decoder.decode(body)
+        extras = decode_again(decoder, body)
         for name, values in harmless.items():
             value = getattr(extras, name)
             if value is not None and value not in values:

@@ -18,10 +18,20 @@ _LEAST = -3.4028234663852886e38
 
 Shown = dict[str, object]
 
+_FIELDS = {
+    "prompt": "inputs",
+    "messages": "inputs",
+    "response_format": "grammar",
+    "regex": "grammar",
+    "logprobs": "top_n_tokens",
+}
+"""What workers call otherwise than TGI does."""
+
 
 def envelope(error: HeadraceError) -> bytes:
     """An error as TGI says it, in place of a response or in a stream."""
-    text = error.message if error.param is None or error.param in error.message else f"{error.param}: {error.message}"
+    param = _FIELDS.get(error.param or "", error.param)
+    text = f"{param}: {error.message}" if param and param not in error.message else error.message
     return sse.encode({"error": text, "error_type": _type(error)})
 
 

@@ -188,3 +188,14 @@ CHAT = Spoken(
 GENERATE = CHAT._replace(name="ollama.generate", path="/api/generate", body={"model": "scripted", "prompt": "hi"})
 
 ALL = (MESSAGES, CHAT, GENERATE)
+
+
+def assert_continues(form: Spoken, rest: list[Frame], wanted: list[Frame]) -> None:
+    """A reader that came back got what it had not. How text is cut into frames may differ, where a format joins it."""
+    if form is MESSAGES:
+        assert rest == wanted
+        return
+    told, due = ([frame for frame in frames if not form.text(frame.said)] for frames in (rest, wanted))
+    assert told == due
+    told_text, due_text = ("".join(form.text(frame.said) for frame in frames) for frames in (rest, wanted))
+    assert told_text == due_text

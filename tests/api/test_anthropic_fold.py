@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.api.wire import BY_NAME
@@ -239,6 +239,7 @@ _logs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(_logs)
 def test_a_stream_and_a_whole_response_agree(log: Log) -> None:
     body, frames = whole(NAME, log), streamed(NAME, log)
@@ -254,6 +255,7 @@ def test_a_stream_and_a_whole_response_agree(log: Log) -> None:
             assert block[name] == "".join(delta.get(name, "") for delta in deltas)
 
 
+@settings(deadline=None)
 @given(_logs)
 def test_a2_no_text_forges_or_breaks_a_frame(log: Log) -> None:
     form, fold = BY_NAME[NAME], BY_NAME[NAME].fold("0" * 32, a_view(NAME))

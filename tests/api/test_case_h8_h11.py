@@ -191,7 +191,7 @@ WRONG: list[dict[str, str]] = [
     {"authorization": "Bearer"},
     {"authorization": "Basic right"},
     {"authorization": "right"},
-    {"x-api-key": "right"},
+    {"x-api-key": "righ"},
 ]
 
 

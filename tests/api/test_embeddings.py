@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+import redis
 from openai.types import CreateEmbeddingResponse
 
 from headrace.api.wire.embeddings import Embeddings
@@ -134,3 +135,47 @@ async def test_the_official_client_reads_them(deploy: Deploy) -> None:
         assert caught.value.param == "dimensions"
         with pytest.raises(openai.NotFoundError):
             await client.embeddings.create(model="other", input="a")
+
+
+async def test_the_scripted_engine_makes_them_and_other_dimensions_are_never_enqueued(
+    deploy: Deploy, redis_client: redis.Redis
+) -> None:
+    deployment = await deploy({"dimensions": 8})
+    async with client_of(deployment) as client:
+        model = await client.models.retrieve("scripted")
+        assert "embeddings" in model.to_dict()["capabilities"]  # type: ignore[operator]
+        answer = await client.embeddings.create(model="scripted", input=["a", "b"], dimensions=8)
+        assert [len(each.embedding) for each in answer.data] == [8, 8]
+        before = redis_client.keys("hr:*:job:*")
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.embeddings.create(model="scripted", input="a", dimensions=7)
+        assert caught.value.param == "dimensions"
+        assert redis_client.keys("hr:*:job:*") == before
+
+
+NOT_BODIES = [
+    *(b"", b"[]", b"null", b'{"model":', b'{"model":"scripted"}', b'{"model":"scripted","input":{}}'),
+    *(b'{"model":"scripted","input":"\xff"}', b'{"model":"scripted","input":"\\ud800"}', b'{"input":"a"}'),
+    b'{"model":"scripted","input":' + b"[" * 500 + b"]" * 500 + b"}",
+]
+
+
+async def test_h4_h8_errors_are_told_by_status_in_openais_words(deploy: Deploy, redis_client: redis.Redis) -> None:
+    deployment = await deploy({"context_tokens": 20})
+    for content in NOT_BODIES:
+        answer = await deployment.ask("POST", "/v1/embeddings", content=content)
+        assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), content
+    assert not redis_client.keys("hr:*:job:*")
+    long = await deployment.ask("POST", "/v1/embeddings", json={"model": "scripted", "input": ["a", "x" * 100]})
+    assert (long.status, long.error["code"], long.error["param"]) == (400, "context_length_exceeded", "input")
+    missing = await deployment.ask("POST", "/v1/embeddings", json={"model": "other", "input": "a"})
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    assert (await deployment.ask("GET", "/v1/embeddings")).status == 405
+
+
+async def test_a_log_of_embeddings_can_be_read_again_on_another_pod(deploy: Deploy) -> None:
+    deployment = await deploy(pods=2)
+    made = await deployment.ask("POST", "/v1/embeddings", json={"model": "scripted", "input": "a"})
+    again = await deployment.resume(made.headers["x-request-id"], pod=1)
+    assert [json.loads(event.data) for event in again.events[:-1]] == [made.json]
+    assert (await deployment.ask("POST", "/v1/embeddings", json={"model": "scripted", "input": "a"})).json == made.json

@@ -218,3 +218,20 @@ def test_the_small_routes_read_their_bodies_strictly() -> None:
         with pytest.raises(BadRequest) as caught:
             job(name, **body)
         assert caught.value.param == param
+
+
+async def test_the_small_routes_are_answered_by_a_worker(deploy: Deploy) -> None:
+    up = await deploy(pods=2)
+    tokenized = await up.ask("POST", "/tokenize", json={"content": "Hello world"})
+    pieces = (await up.ask("POST", "/tokenize", json={"content": "Hello world", "with_pieces": True})).json["tokens"]
+    assert tokenized.status == 200 and tokenized.json["tokens"] == [each["id"] for each in pieces]
+    assert "".join(each["piece"] for each in pieces) == "Hello world"
+    back = await up.ask("POST", "/detokenize", 1, json=tokenized.json)
+    assert back.json == {"content": "Hello world"}
+    prompt = await up.ask("POST", "/apply-template", json={"messages": [{"role": "user", "content": "hi"}]})
+    assert "hi" in prompt.json["prompt"]
+    [first, second] = (await up.ask("POST", "/embedding", json={"content": ["a", "b"]})).json
+    assert (first["index"], second["index"]) == (0, 1) and first["embedding"] != second["embedding"]
+    assert all(isinstance(x, float) for x in first["embedding"][0])
+    again = await up.resume(tokenized.headers["x-request-id"], pod=1)
+    assert [event.json for event in again.events] == [tokenized.json]

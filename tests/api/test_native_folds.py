@@ -199,6 +199,21 @@ def test_plain_numbers_choices_where_another_format_asked_for_several() -> None:
     assert [(frame.get("choice"), frame["token"]) for frame in streamed("plain", log, n=2)[1:3]] == [(1, "b"), (0, "a")]
 
 
+@pytest.mark.parametrize(
+    ("name", "param", "shown"),
+    [
+        ("llamacpp.completion", "response_format", "json_schema"),
+        ("llamacpp.embedding", "input", "content"),
+        ("tgi", "prompt", "inputs"),
+        ("tgi", "response_format", "grammar"),
+    ],
+)
+def test_h4_a_worker_s_word_for_a_field_is_the_caller_s(name: str, param: str, shown: str) -> None:
+    [error] = streamed(name, (Ended("failed", Failure("invalid_request", "not here", param)),))
+    said = error["error"] if name == "tgi" else error["error"]["param"]
+    assert shown in said and param not in said
+
+
 def results(name: str, data: dict[str, Any], **options: Any) -> Any:
     log: Log = (Started(3), Result(data), Ended("done", usage=Usage(3, 0)))
     body = whole(name, log, options=options)

@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.api.wire import BY_NAME
@@ -236,6 +236,7 @@ def _joined(frames: list[dict[str, Any]], name: str) -> Any:
 
 
 @formats
+@settings(deadline=None)
 @given(log=_logs, logprobs=st.booleans())
 def test_a_stream_and_a_whole_response_agree(form: Spoken, log: Log, logprobs: bool) -> None:
     frames, body = streamed(form.name, log, logprobs=logprobs), whole(form.name, log, logprobs=logprobs)
@@ -248,6 +249,7 @@ def test_a_stream_and_a_whole_response_agree(form: Spoken, log: Log, logprobs: b
 
 
 @formats
+@settings(deadline=None)
 @given(_logs)
 def test_a2_no_text_forges_or_breaks_a_line(form: Spoken, log: Log) -> None:
     wire, view = BY_NAME[form.name], a_view(form.name)

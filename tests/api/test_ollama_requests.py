@@ -202,6 +202,7 @@ def test_results_find_their_calls() -> None:
         result("2", tool_call_id="mine"),
         result("3"),
         result("4", tool_name="lost"),
+        result("5", tool_name="f"),
     )
     arguments = '{"a":1}'
     calls = [
@@ -215,6 +216,7 @@ def test_results_find_their_calls() -> None:
         Message("tool", "2", tool_call_id="mine", name="f"),
         Message("tool", "3", tool_call_id="call_1_0", name="f"),
         Message("tool", "4", name="lost"),
+        Message("tool", "5", name="f"),
     ]
     assert not chat(*HI, {"role": "assistant", "tool_calls": [call("f")]}).is_open
 

@@ -22,6 +22,7 @@ from headrace.broker.messages import (
     ToolCall,
     ToolCallDelta,
 )
+from headrace.broker.settings import ScriptedCall, ScriptedPart
 from tests.api.by_hand import HandWorker
 from tests.api.conftest import Deploy
 from tests.api.test_responses_client import client_of
@@ -185,3 +186,27 @@ async def test_usage_comes_last_and_counts_thoughts(deploy: Deploy) -> None:
             if last is not None:
                 details = json.loads(last.to_json())["completion_tokens_details"]
                 assert (last.completion_tokens, details) == (3, {"reasoning_tokens": 1})
+
+
+async def test_what_an_engine_parses_is_the_same_on_both_routes_streamed_and_whole(deploy: Deploy) -> None:
+    call = ScriptedPart(tool_call=ScriptedCall("weather", {"place": "Bern"}))
+    deployment = await deploy({"script": [ScriptedPart(reasoning="I wonder"), "Let me see.", call]})
+    async with client_of(deployment) as client:
+        whole = await client.chat.completions.create(model="scripted", messages=ASKED, tools=TOOLS)
+        async with client.chat.completions.stream(model="scripted", messages=ASKED, tools=TOOLS) as stream:
+            streamed = await stream.get_final_completion()
+        flat: Any = [{"type": "function", **TOOLS[0]["function"]}]
+        response = await client.responses.create(model="scripted", input=ASKED, tools=flat)
+        async with client.responses.stream(model="scripted", input=ASKED, tools=flat) as events:
+            final = await events.get_final_response()
+        for message in (whole.choices[0].message, streamed.choices[0].message):
+            [made] = message.tool_calls or []
+            assert made.type == "function" and made.function.name == "weather"
+            assert json.loads(made.function.arguments) == {"place": "Bern"}
+            assert (message.content, message.to_dict()["reasoning_content"]) == ("Let me see.", "I wonder")
+        assert whole.choices[0].finish_reason == streamed.choices[0].finish_reason == "tool_calls"
+        for each in (response, final):
+            reasoning, text, called = (item.to_dict() for item in each.output)
+            assert reasoning["content"] == [{"type": "reasoning_text", "text": "I wonder"}]
+            assert (each.output_text, text["status"], called["name"]) == ("Let me see.", "completed", "weather")
+            assert json.loads(str(called["arguments"])) == {"place": "Bern"}

@@ -221,6 +221,9 @@ def test_h4_unknown_fields_are_ignored() -> None:
         (b'{"model":"\xff","messages":[]}', None),
         (b'{"model":"m","temperature":NaN}', None),
         (b'{"model":"\\ud800","messages":[]}', None),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"documents":1e999}', "documents"),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"audio":"\\ud800"}', None),
+        (b'{"model":"m","messages":[{"role":"user","content":"x"}],"audio":"\xff"}', None),
         (b'{"model":"m","tools":' + b"[" * 500 + b"]" * 500 + b"}", None),
     ],
 )

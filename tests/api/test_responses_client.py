@@ -212,13 +212,16 @@ async def test_a_background_response_is_followed_from_any_number_on_any_pod(depl
         for after in range(len(whole)):
             again = [event async for event in await two.responses.retrieve(made.id, stream=True, starting_after=after)]
             assert again == whole[after + 1 :]
+        async with two.responses.stream(response_id=made.id, starting_after=4) as helper:
+            assert [event.sequence_number async for event in helper] == list(range(5, len(whole)))
+            assert (await helper.get_final_response()).output_text == "AB"
         with pytest.raises(openai.BadRequestError) as caught:
             await two.responses.retrieve(made.id, stream=True, starting_after=len(whole))
         assert caught.value.code == "invalid_position"
 
 
 async def test_a_background_stream_goes_on_without_its_client(deploy: Deploy) -> None:
-    deployment = await deploy({"tokens_per_s": 200.0}, queue={"reader_lease_s": 0.2})
+    deployment = await deploy({"tokens_per_s": 200.0}, queue={"reader_lease_s": 0.2}, api={"grace_s": 0})
     async with client_of(deployment) as client:
         stream = await client.responses.create(
             model="scripted", input="hi", background=True, stream=True, max_output_tokens=60

@@ -146,6 +146,16 @@ def test_h3_what_the_worker_is_told() -> None:
         assert parsed(grammar={"type": type, "value": value}).job.constraint == constraint
 
 
+async def test_a_grammar_is_kept_or_refused_by_name(deploy: Deploy) -> None:
+    up = await deploy()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    answer = await ask(up, grammar={"type": "json", "value": schema}, max_new_tokens=200)
+    assert isinstance(json.loads(answer.json["generated_text"])["a"], int)
+    refused = await ask(up, grammar={"type": "regex", "value": "[a-z]+"})
+    assert (refused.status, error_of(refused)["error_type"]) == (422, "validation")
+    assert "grammar" in error_of(refused)["error"]
+
+
 async def test_what_it_says_of_itself(deploy: Deploy) -> None:
     up = await deploy({"context_tokens": 64})
     info = (await up.ask("GET", "/info")).json

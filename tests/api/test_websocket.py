@@ -218,6 +218,16 @@ async def test_on_disconnect_says_what_leaving_means(deploy: Deploy, on_disconne
     await eventually(up.is_idle)
 
 
+async def test_on_disconnect_may_say_that_it_goes_on(deploy: Deploy) -> None:
+    up = await deploy({"tokens_per_s": 100.0}, api={"grace_s": 0})
+    async with talk(up) as ws:
+        await ws.say(prompt="hi", max_tokens=30, on_disconnect="continue")
+        await ws.tokens(1)
+    job = ws.said[0]["id"].partition(".")[0]
+    await eventually(up.is_idle)
+    assert await up.state_of(job) == "done"
+
+
 async def test_the_members_that_stand_in_for_headers_are_read_as_strictly(deploy: Deploy) -> None:
     up = await deploy()
     for member, value in (
@@ -306,6 +316,20 @@ async def test_h8_errors_that_are_known_early(deploy: Deploy, ask: dict[str, Any
         assert await ws.end() == close
     [said] = ws.said
     assert (said["error"]["code"], said["done"]) == (code, True)
+
+
+async def test_there_is_no_other_address_for_websockets(deploy: Deploy, caplog: pytest.LogCaptureFixture) -> None:
+    up = await deploy()
+    for path in ("/ws/nope", "/v1/chat/completions", "/"):
+        with pytest.raises(InvalidStatus) as caught:
+            async with talk(up, path=path):
+                pass
+        assert caught.value.response.status_code == 403
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert (await up.ask("GET", "/ws/chat")).json == {
+        "error": {"code": "not_found", "message": "there is no such address here"},
+        "done": True,
+    }
 
 
 async def test_a_full_queue_closes_with_1013(deploy: Deploy) -> None:

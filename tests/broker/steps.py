@@ -129,7 +129,7 @@ async def lose_log(broker: Broker, job_id: str) -> None:
     if isinstance(broker, MemoryBroker):
         del broker._of(job_id)._jobs[job_id]
     elif isinstance(broker, RedisBroker):
-        await broker._redis.delete(keys.key("job", 0, job_id), keys.key("log", 0, job_id))
+        await broker._nodes.first.redis.delete(keys.key("job", 0, job_id), keys.key("log", 0, job_id))
 
 
 def unknown_id() -> str:

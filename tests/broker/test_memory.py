@@ -114,3 +114,18 @@ async def test_entries_carry_the_time_since_the_job_was_enqueued() -> None:
     await admit(broker)
     clock.advance(1.5)
     assert (await claim(broker)).waited_ms == 1500
+
+
+async def test_what_is_left_of_a_forgotten_job_is_there_for_ten_seconds() -> None:
+    clock = Clock()
+    broker = MemoryBroker(QUEUE, clock=clock)
+    await serve(broker)
+    for is_ended in (True, False):
+        job_id = await finish(broker) if is_ended else await admit(broker)
+        await broker.forget(job_id)
+        clock.advance(9.999)
+        await serve(broker)
+        assert await broker.last_id(job_id) is not None
+        clock.advance(0.001)
+        assert await broker.last_id(job_id) is None
+        await serve(broker)

@@ -14,6 +14,7 @@ from bench.proxy import Proxy
 from headrace.broker import keys, redis_broker, redis_lane, scripts
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, QueueFull
+from headrace.broker.messages import ScaleDecision
 from headrace.broker.protocol import Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -34,8 +35,24 @@ async def broker(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
     await broker.close()
 
 
+async def test_what_is_left_of_a_forgotten_job_is_there_for_ten_seconds(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    running = await admit(broker, is_kept=True)
+    await claim(broker)
+    await broker.forget(running)
+    await settle(broker, running, 1, "1-0", "cancelled")
+    waiting, ended = await admit(broker, is_kept=True), await finish(broker)
+    for job_id in (waiting, ended):
+        await broker.forget(job_id)
+    for job_id in (running, waiting, ended):
+        for kind in ("job", "log"):
+            assert 9_000 < redis_client.pttl(keys.key(kind, 0, job_id)) <= 10_000
+
+
 async def every_verb(broker: Broker) -> None:
     """A workload after which a key of every kind is there."""
+    await broker.forget(await finish(broker))
     await broker.present("replicas", "r", "m", {"pid": 1})
     await broker.present("pods", "p", "", {"pid": 2})
     await broker.claim(0, "r", "m", 1)
@@ -58,6 +75,7 @@ async def every_verb(broker: Broker) -> None:
     await reap(broker)
     await broker.absent("pods", "nobody", "")
     await broker.secret(b"secret")
+    await broker.note_decision("m", ScaleDecision(1, 1, 2, "up", "backlog"))
     await claim(broker)  # what was left
     for _ in range(2):  # one is expired, one stays
         hung = await admit(broker, band="interactive")
@@ -104,7 +122,7 @@ async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_cli
     names = {name.decode() for name in redis_client.scan_iter()}
     own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
     lasting = [keys.key(kind, 0) for kind in ("counter", "models")]
-    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain")]
+    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain", "arrived")]
     assert names - own == set(lasting)
 
 
@@ -195,6 +213,8 @@ async def test_a_server_that_is_too_old_is_refused(broker: RedisBroker, monkeypa
         monkeypatch.setitem(redis_broker.SAFE_VERSIONS, server, ((99, 0, 1),))
     with pytest.raises(ConfigError, match=r"too old; run one of 99\.0\.1"):
         await broker.open()
+    monkeypatch.setattr(broker, "_must_be_safe", False)  # redis.check_version: false
+    await broker.open()
 
 
 async def test_a_full_server_admits_nothing_and_lets_jobs_end(broker: RedisBroker, redis_client: redis.Redis) -> None:

@@ -1,0 +1,4 @@
+variable "name" {
+  description = "Name of the deployment; log groups below it may use the key."
+  type        = string
+}
