@@ -3,13 +3,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+NPM := $(or $(HEADRACE_TEST_DATA),.headrace)/npm
 ARGS ?=
 
 # vLLM and its torch (3.5 GB) have an interpreter of their own; they are built for Linux on x86-64 only.
 VLLM := .venv-vllm
 HAS_VLLM ?= $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-'))
 
-.PHONY: setup setup-vllm serve test check format bench lock clean
+.PHONY: setup setup-vllm serve test clients check format bench lock clean
 
 setup: $(VENV)/.installed
 
@@ -38,8 +39,22 @@ SERVED_BY = $(if $(findstring vllm,$(ARGS)),$(VLLM),$(VENV))
 serve: $(if $(findstring vllm,$(ARGS)),setup-vllm,setup)
 	@exec $(SERVED_BY)/bin/headrace serve $(ARGS)
 
-test: setup $(if $(HAS_VLLM),setup-vllm)
+test: setup clients $(if $(HAS_VLLM),setup-vllm)
 	$(BIN)/python -m pytest $(ARGS)
+
+# What tests/clients needs besides: heavy Python clients, and npm packages where there is an npm.
+clients: $(VENV)/.clients $(NPM)/.installed
+
+$(VENV)/.clients: requirements/clients.txt $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/clients.txt
+	@touch $@
+
+$(NPM)/.installed: tests/clients/package.json
+	@mkdir -p $(NPM)
+	@cp $< $(NPM)/package.json
+	@if command -v npm >/dev/null; then \
+		npm install --prefix $(NPM) --no-package-lock --no-audit --no-fund --loglevel=error && touch $@; \
+	else echo "there is no npm: the tests of npm clients are left out"; fi
 
 check: setup
 	$(BIN)/ruff check .
@@ -61,6 +76,9 @@ lock:
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --extra llamacpp --extra dev --constraint requirements/base.txt \
 		--output-file requirements/dev.txt pyproject.toml requirements/build.in
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+		--no-annotate --extra llamacpp --extra dev --extra clients --constraint requirements/dev.txt \
+		--output-file requirements/clients.txt pyproject.toml requirements/build.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --constraint requirements/base.txt --output-file requirements/api.txt requirements/api.in
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \

@@ -47,8 +47,10 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
 
     app = FastAPI(title="headrace", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.pod = pod
-    for router in ROUTERS:
-        app.include_router(router(pod))
+    routers = [router(pod) for router in ROUTERS]
+    for router in routers:
+        app.include_router(router)
+    app.state.routes = [route for router in routers for route in router.routes]
     origins.allow(app, settings.api.origins)
     app.add_exception_handler(HeadraceError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)

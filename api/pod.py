@@ -60,6 +60,7 @@ class Pod:
         self._down_since: float | None = None
         self._outage = Outage(log, "broker_down", "the broker is down")
         self._is_well = asyncio.Event()
+        self._decided: dict[tuple[str, str], int] = {}
 
     async def start(self) -> None:
         await self._check_broker()
@@ -104,11 +105,24 @@ class Pod:
             metrics.QUEUE_OLDEST.labels(model.name).set(stats.oldest_ms / 1000)
             metrics.QUEUE_PROMPT_TOKENS.labels(model.name).set(stats.prompt_tokens)
             metrics.RUNNING_JOBS.labels(model.name).set(stats.running)
+            if model.autoscaling is not None:
+                await self._observe_autoscaler(model.name)
         replicas = await self.broker.listing("replicas")
         for model in self.settings.models:
             for state in ("starting", "ready", "draining"):
                 found = [r for r in replicas.values() if r["model"] == model.name and r["state"] == state]
                 metrics.REPLICAS.labels(model.name, state).set(len(found))
+
+    async def _observe_autoscaler(self, model: str) -> None:
+        """What the broker has counted is more than this process has seen; its own counter follows it."""
+        if newest := await self.broker.decisions(model, 1):
+            metrics.AUTOSCALER_DESIRED.labels(model).set(newest[0].target)
+            metrics.AUTOSCALER_AGE.labels(model).set(max(0.0, time.time() - newest[0].at_ms / 1000))
+        for word, times in (await self.broker.decided(model)).items():
+            direction, _, reason = word.partition(":")
+            known = self._decided.get((model, word), 0)
+            metrics.AUTOSCALER_DECISIONS.labels(model, direction, reason).inc(max(0, times - known))
+            self._decided[model, word] = times
 
     async def _watch_broker(self) -> None:
         while True:

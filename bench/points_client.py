@@ -101,13 +101,13 @@ async def run(load: Load, until: float) -> list[Seen]:
             turn += 1
             seen = Seen(f"s{index} {turn} of the bench", time.perf_counter())
             all_seen.append(seen)
-            await _exchange(load, seen, load.ports[index % len(load.ports)])
+            await exchange(load, seen, load.ports[index % len(load.ports)])
 
     await asyncio.gather(*(one(index) for index in range(load.streams)))
     return all_seen
 
 
-async def _exchange(load: Load, seen: Seen, port: int) -> None:
+async def exchange(load: Load, seen: Seen, port: int) -> None:
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 

@@ -39,6 +39,7 @@ KEYS: dict[str, Key] = {
     ),
     "load": Key("load:", "hash", "<model>: jobs, bytes, tokens that wait, of all and as <field>:<owner>", "queue"),
     "drain": Key("drain:", "hash", "<model>: count, of claims, decayed since at_ms", "five minutes"),
+    "arrived": Key("arrived:", "hash", "<model>: jobs and prompt tokens that were ever admitted", "kept"),
     "leases": Key("leases", "zset", "running jobs by lease end, epoch ms", "kept"),
     "unread": Key("unread", "zset", "jobs by the time at which they are cancelled if nobody reads", "kept"),
     "deadlines": Key("deadlines", "zset", "waiting jobs by the time at which they time out", "kept"),
@@ -59,6 +60,10 @@ KEYS: dict[str, Key] = {
     "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),
     "pods": Key("pods", "zset", "pod ids by the time until which they are present", "presence"),
     "secret": Key("secret", "string", "what job ids are made of idempotency keys with; on shard 0 only", "secret"),
+    "decisions": Key(
+        "decisions:", "list", "<model>: the autoscaler's last ones, newest first; on shard 0 only", "a day"
+    ),
+    "decided": Key("decided:", "hash", "<model>: how often it decided, by <direction>:<reason>; on shard 0", "a day"),
     "hints": Key("pod:", "channel", "<pod>: acknowledged entries of the jobs that it reads", "-"),
     "wake": Key("wake:", "channel", "<replica>: there is work", "-"),
 }

@@ -15,8 +15,9 @@ from headrace.broker import keys
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
 from headrace.broker.memory_shard import CancelState, MemoryShard, Presence
-from headrace.broker.messages import BANDS, Job
+from headrace.broker.messages import BANDS, Job, ScaleDecision
 from headrace.broker.protocol import (
+    MAX_DECISIONS,
     Admission,
     Admitted,
     Append,
@@ -45,6 +46,8 @@ class MemoryBroker:
     def __init__(self, queue: QueueSettings, shards: int = 1, clock: Callable[[], int] = wall_clock_ms) -> None:
         self.shards = shards
         self._secret = b""
+        self._decisions: dict[str, list[ScaleDecision]] = {}
+        self._decided: dict[str, dict[str, int]] = {}
         self._listeners: dict[tuple[str, str], list[MemoryListener]] = {}
         self._shards = [MemoryShard(queue, clock, self._publisher(shard)) for shard in range(shards)]
 
@@ -127,7 +130,25 @@ class MemoryBroker:
             max(stats.oldest_ms for stats in each),
             sum(stats.running for stats in each),
             sum(stats.prompt_tokens for stats in each),
+            sum(stats.arrived_jobs for stats in each),
+            sum(stats.arrived_tokens for stats in each),
         )
+
+    # -- the autoscaler -------------------------------------------------------------------------------------------
+
+    async def note_decision(self, model: str, decision: ScaleDecision) -> None:
+        kept, word = self._decisions.setdefault(model, []), f"{decision.direction}:{decision.reason}"
+        counts = self._decided.setdefault(model, {})
+        counts[word] = counts.get(word, 0) + 1
+        if not kept or decision.is_news_after(kept[0]):
+            kept.insert(0, decision)
+            del kept[MAX_DECISIONS:]
+
+    async def decisions(self, model: str, count: int) -> list[ScaleDecision]:
+        return self._decisions.get(model, [])[:count]
+
+    async def decided(self, model: str) -> dict[str, int]:
+        return dict(self._decided.get(model, {}))
 
     # -- the log --------------------------------------------------------------------------------------------------
 

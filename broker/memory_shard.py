@@ -65,6 +65,8 @@ class MemoryShard(ShardState):
         stored.expires_ms += self._log_ttl_ms(stored)
         self._jobs[job.id] = stored
         self._enqueue(stored, admission.view.band)
+        jobs, tokens = self._arrived.get(job.model, (0, 0))
+        self._arrived[job.model] = jobs + 1, tokens + admission.prompt_tokens
         return Admitted(True, "0-1", now)
 
     def _make_room(self, admission: Admission, now: int) -> None:
@@ -277,7 +279,7 @@ class MemoryShard(ShardState):
             waiting[stored.place or ""] += 1
             oldest_ms = max(oldest_ms, now - stored.enqueued_ms)
         running = sum(stored.worker in self._capacity.get(model, {}) for stored in self._live())
-        return ModelStats(waiting, oldest_ms, running, self._load(model)[2])
+        return ModelStats(waiting, oldest_ms, running, self._load(model)[2], *self._arrived.get(model, (0, 0)))
 
     def append(self, append: Append) -> Written:
         stored = self.find(append.job_id)

@@ -94,6 +94,7 @@ class ShardState:
         self._fair: dict[tuple[str, str], Fair] = {}
         self._drain: dict[str, Drain] = {}
         self._capacity: dict[str, dict[str, int]] = {}
+        self._arrived: dict[str, tuple[int, int]] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
     def find(self, job_id: str) -> StoredJob | None:

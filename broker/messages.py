@@ -339,6 +339,31 @@ class _RawEntry(Struct, frozen=True, array_like=True):
     events: list[msgspec.Raw]
 
 
+class ScaleDecision(Struct, frozen=True):
+    """What an autoscaler decided for a model, and what it saw. `direction` is up, down or hold.
+
+    `is_advice` says that it was not acted on.
+    """
+
+    at_ms: int
+    before: int
+    target: int
+    direction: Literal["up", "down", "hold"]
+    reason: str
+    wanted: int = 0
+    waiting: int = 0
+    waiting_tokens: int = 0
+    oldest_ms: int = 0
+    running: int = 0
+    ready: int = 0
+    starting: int = 0
+    is_advice: bool = False
+
+    def is_news_after(self, last: ScaleDecision) -> bool:
+        """Whether it belongs in the log: it changes something, or says another reason than the last one kept."""
+        return self.direction != "hold" or (self.target, self.reason) != (last.target, last.reason)
+
+
 _encoder = msgspec.msgpack.Encoder()
 _entry_decoder = msgspec.msgpack.Decoder(Entry)
 _event_decoder = msgspec.msgpack.Decoder(Event)
@@ -346,9 +371,10 @@ _raw_entry_decoder = msgspec.msgpack.Decoder(_RawEntry)
 _job_decoder = msgspec.msgpack.Decoder(Job)
 _view_decoder = msgspec.msgpack.Decoder(View)
 _usage_decoder = msgspec.msgpack.Decoder(Usage)
+_decision_decoder = msgspec.msgpack.Decoder(ScaleDecision)
 
 
-def encode(message: Job | View | Entry | Usage) -> bytes:
+def encode(message: Job | View | Entry | Usage | ScaleDecision) -> bytes:
     """The bytes that are stored."""
     return _encoder.encode(message)
 
@@ -381,3 +407,7 @@ def decode_usage(data: bytes) -> Usage:
 
 def decode_view(data: bytes) -> View:
     return _view_decoder.decode(data)
+
+
+def decode_decision(data: bytes) -> ScaleDecision:
+    return _decision_decoder.decode(data)

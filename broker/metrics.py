@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from prometheus_client import Counter, Gauge, Histogram
 
+Metric = Counter | Gauge | Histogram
+
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _STEP_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 
@@ -56,6 +58,17 @@ FENCED_APPENDS = Counter(
 )
 CANCELLATIONS = Counter("headrace_cancellations_total", "Cancelled jobs, by cause.", ("cause",))
 REJECTIONS = Counter("headrace_rejections_total", "Requests that were refused, by reason.", ("reason",))
+AUTOSCALER_DESIRED = Gauge(
+    "headrace_autoscaler_desired_replicas", "How many replicas the autoscaler last decided on.", ("model",)
+)
+AUTOSCALER_AGE = Gauge(
+    "headrace_autoscaler_decision_age_seconds", "Age of its last decision that said something new.", ("model",)
+)
+AUTOSCALER_DECISIONS = Counter(
+    "headrace_autoscaler_decisions_total",
+    "Decisions of the autoscaler, as counted in the broker: every pod says the same.",
+    ("model", "direction", "reason"),
+)
 REPLICAS = Gauge("headrace_replicas", "Replicas, by state.", ("model", "state"))
 STARTUP_SECONDS = Gauge(
     "headrace_replica_startup_seconds",

@@ -12,10 +12,13 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from headrace.broker.messages import Job, Status, View
+from headrace.broker.messages import Job, ScaleDecision, Status, View
 
 Position = str
 """`<attempt>-<n>`: where an entry stands in its log."""
+
+MAX_DECISIONS = 200
+"""So many of a model's autoscaling decisions are kept."""
 
 Written = Literal["ok", "stale", "gone", "behind"]
 """What became of a write: done; another attempt owns the log; no such job; the log ends elsewhere than told."""
@@ -136,12 +139,17 @@ class Reaped(Struct, frozen=True):
 
 
 class ModelStats(Struct, frozen=True):
-    """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs, prompt tokens that wait."""
+    """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs, prompt tokens that wait.
+
+    `arrived_jobs` and `arrived_tokens` (of prompts) were ever admitted; they begin anew after a long silence.
+    """
 
     waiting: dict[str, int]
     oldest_ms: int
     running: int
     prompt_tokens: int = 0
+    arrived_jobs: int = 0
+    arrived_tokens: int = 0
 
 
 class JobStatus(Struct, frozen=True):
@@ -269,6 +277,20 @@ class Broker(Protocol):
         ...
 
     async def stats(self, model: str) -> ModelStats: ...
+
+    # -- the autoscaler -------------------------------------------------------------------------------------------
+
+    async def note_decision(self, model: str, decision: ScaleDecision) -> None:
+        """Count a decision, and keep it for `decisions` if it changed something or differs from the last one kept."""
+        ...
+
+    async def decisions(self, model: str, count: int) -> list[ScaleDecision]:
+        """The last decisions that were kept, newest first."""
+        ...
+
+    async def decided(self, model: str) -> dict[str, int]:
+        """How often each `<direction>:<reason>` was decided."""
+        ...
 
     # -- the log --------------------------------------------------------------------------------------------------
 

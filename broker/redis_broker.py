@@ -20,9 +20,10 @@ from redis.exceptions import (
 
 from headrace.broker import keys, messages, scripts
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, OwnerQueueFull, QueueFull
-from headrace.broker.messages import Job
+from headrace.broker.messages import Job, ScaleDecision
 from headrace.broker.nodes import Node, Nodes
 from headrace.broker.protocol import (
+    MAX_DECISIONS,
     Admission,
     Admitted,
     Claim,
@@ -50,6 +51,7 @@ _FULL_RETRY_S = 5
 _DOWN_RETRY_S = 1
 _SECRET_TTL_S = 30 * 86_400
 _MOVES = 3
+_DECISIONS_TTL_S = 86_400
 
 
 class RedisBroker:
@@ -243,12 +245,37 @@ class RedisBroker:
 
     async def stats(self, model: str) -> ModelStats:
         waiting, oldest, running, tokens = dict.fromkeys(messages.BANDS, 0), 0, 0, 0
+        arrived_jobs, arrived_tokens = 0, 0
         for shard in range(self.shards):
-            counts, age, held, prompt_tokens = await self._run("stats", shard, model)
+            counts, age, held, prompt_tokens, *arrived = await self._run("stats", shard, model)
+            arrived_jobs, arrived_tokens = arrived_jobs + arrived[0], arrived_tokens + arrived[1]
             for band, count in zip(messages.BANDS, counts, strict=True):
                 waiting[band] += count
             oldest, running, tokens = max(oldest, age), running + held, tokens + prompt_tokens
-        return ModelStats(waiting, oldest, running, tokens)
+        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens)
+
+    # -- the autoscaler -------------------------------------------------------------------------------------------
+
+    async def note_decision(self, model: str, decision: ScaleDecision) -> None:
+        kept, counts = keys.key("decisions", 0, model), keys.key("decided", 0, model)
+        async with self._at(0) as node:
+            newest = await node.redis.lindex(kept, 0)
+            async with node.redis.pipeline(transaction=False) as pipe:
+                pipe.hincrby(counts, f"{decision.direction}:{decision.reason}", 1).expire(counts, _DECISIONS_TTL_S)
+                if newest is None or decision.is_news_after(messages.decode_decision(newest)):
+                    pipe.lpush(kept, messages.encode(decision)).ltrim(kept, 0, MAX_DECISIONS - 1)
+                pipe.expire(kept, _DECISIONS_TTL_S)
+                await pipe.execute()
+
+    async def decisions(self, model: str, count: int) -> list[ScaleDecision]:
+        async with self._at(0) as node:
+            rows = await node.redis.lrange(keys.key("decisions", 0, model), 0, count - 1)
+        return [messages.decode_decision(row) for row in rows]
+
+    async def decided(self, model: str) -> dict[str, int]:
+        async with self._at(0) as node:
+            row = await node.redis.hgetall(keys.key("decided", 0, model))
+        return {name.decode(): int(times) for name, times in row.items()}
 
     # -- the log --------------------------------------------------------------------------------------------------
 

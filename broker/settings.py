@@ -113,6 +113,34 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Where a bare `headrace worker` serves /metrics; 0 is nowhere."""
 
 
+class ModelAutoscaling(Struct, frozen=True, forbid_unknown_fields=True):
+    """How many replicas a model may have, and the service levels that decide it; see docs/autoscaling.md."""
+
+    min_replicas: int = 1
+    """0: none while nothing comes, and the first request starts one."""
+    max_replicas: int = 4
+    attainment: float = 0.99
+    """The share of requests whose first token is to come within the TTFT SLO."""
+    ttft_slo_s: float = 0.5
+    ttft_slo_prefills: float = 1.5
+    """A request's TTFT SLO is `ttft_slo_s` and so many times the time that its prompt takes to prefill."""
+    tpot_slo_s: float = 0.05
+    start_up_s: float = 30.0
+    """How long a replica takes from the decision until it is ready."""
+    prefill_tokens_per_s: float = 2000.0
+    """Of one replica that does nothing else; what is measured takes over."""
+    decode_tokens_per_s: float | None = None
+    """Of one replica with all slots at work; null: all slots at the pace of the TPOT SLO."""
+    kv_tokens: int = 0
+    """KV room of a replica, 0 if slots are what bounds it."""
+    hold_s: float = 30.0
+    """Fewer replicas must have done for so long (for `start_up_s` if that is longer) before one is given up."""
+    idle_s: float = 300.0
+    """With `min_replicas` 0: none after so long without a request."""
+    priority: int = 0
+    """Who gets GPUs first when they do not suffice for all: the higher number."""
+
+
 class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What every engine has: the served name and how it is placed."""
 
@@ -122,6 +150,8 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Sequences that one replica decodes at a time."""
     cpus: float = 1.0
     gpus: float = 0.0
+    autoscaling: ModelAutoscaling | None = None
+    """null: always `replicas`. Else `replicas` is what it begins with."""
 
 
 class WheelFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -268,6 +298,19 @@ class RemoteModel(ModelSettings, frozen=True, tag_field="engine", tag="remote"):
 Model = LlamacppModel | ScriptedModel | VllmModel | TransformersModel | RemoteModel
 
 
+class AutoscalerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What all models' autoscaling shares."""
+
+    gpus: float | None = None
+    """How many GPUs all autoscaled models may have together; null: what the cluster has."""
+    period_s: float = 1.0
+    """How often the signals are read and a decision is made."""
+    stale_s: float = 10.0
+    """Signals that are older change nothing."""
+    advisory: bool = False
+    """Decide, log and export it, but leave every model with the number that it has."""
+
+
 class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
     """An API key: who it speaks for, and the SHA-256 of it in hex; the key itself is nowhere."""
 
@@ -291,6 +334,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     queue: QueueSettings = QueueSettings()
     api: ApiSettings = ApiSettings()
     worker: WorkerSettings = WorkerSettings()
+    autoscaler: AutoscalerSettings = AutoscalerSettings()
     keys: list[KeySettings] = []
     data_dir: str = ".headrace"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -431,6 +475,8 @@ def _check(file: Path, settings: Settings) -> None:
             refuse(f"{where}.name", model.name, "stands twice")
         if model.slots < 1:
             refuse(f"{where}.slots", model.slots, "must be at least 1")
+        if model.autoscaling is not None:
+            _check_autoscaling(f"{where}.autoscaling", model, model.autoscaling, refuse)
         _check_engine(where, model, refuse)
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
@@ -439,11 +485,13 @@ def _check(file: Path, settings: Settings) -> None:
     for origin in settings.api.origins:
         if origin not in ("*", "null") and _ORIGIN.fullmatch(origin) is None:
             refuse("api.origins", origin, "must be like https://example.org, without a path, or *")
-    for section in ("redis", "queue", "api", "worker"):
+    if not 0.1 <= settings.autoscaler.period_s <= settings.autoscaler.stale_s:
+        refuse("autoscaler.period_s", settings.autoscaler.period_s, "must be 0.1 to `stale_s`")
+    for section in ("redis", "queue", "api", "worker", "autoscaler"):
         values = getattr(settings, section)
         for field in values.__struct_fields__:
             value = getattr(values, field)
-            if field.endswith(("_s", "_ms", "_bytes", "_jobs", "_tokens")) and value < 0:
+            if value is not None and field.endswith(("_s", "_ms", "_bytes", "_jobs", "_tokens")) and value < 0:
                 refuse(f"{section}.{field}", value, "must not be negative")
     if not 0 <= settings.queue.batch_share <= 1:
         refuse("queue.batch_share", settings.queue.batch_share, "must be 0 to 1")
@@ -455,3 +503,24 @@ def _check(file: Path, settings: Settings) -> None:
         for name in ("max_waiting_jobs", "max_waiting_bytes", "max_waiting_tokens"):
             if (getattr(entry, name) or 0) < 0:
                 refuse(f"keys[{index}].{name}", getattr(entry, name), "must not be negative")
+
+
+def _check_autoscaling(
+    where: str, model: Model, chosen: ModelAutoscaling, refuse: Callable[[str, object, str], None]
+) -> None:
+    if not 0 <= chosen.min_replicas <= chosen.max_replicas:
+        refuse(f"{where}.min_replicas", chosen.min_replicas, "must be 0 to `max_replicas`")
+    if chosen.max_replicas < 1:
+        refuse(f"{where}.max_replicas", chosen.max_replicas, "must be at least 1")
+    if not chosen.min_replicas <= model.replicas <= chosen.max_replicas:
+        refuse(where.replace("autoscaling", "replicas"), model.replicas, "must be `min_replicas` to `max_replicas`")
+    if not 0.5 <= chosen.attainment <= 0.9999:
+        refuse(f"{where}.attainment", chosen.attainment, "must be 0.5 to 0.9999")
+    for name in ("ttft_slo_s", "tpot_slo_s", "prefill_tokens_per_s"):
+        if not getattr(chosen, name) > 0:
+            refuse(f"{where}.{name}", getattr(chosen, name), "must be more than 0")
+    if chosen.decode_tokens_per_s is not None and chosen.decode_tokens_per_s <= 0:
+        refuse(f"{where}.decode_tokens_per_s", chosen.decode_tokens_per_s, "must be more than 0")
+    for name in ("ttft_slo_prefills", "start_up_s", "kv_tokens", "hold_s", "idle_s"):
+        if getattr(chosen, name) < 0:
+            refuse(f"{where}.{name}", getattr(chosen, name), "must not be negative")

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
-from headrace.cli import api, bench, chat, cluster, jobs, keys, serve, status, worker
+from headrace.cli import api, bench, chat, cluster, jobs, keys, serve, simulate, status, worker
 
 app = typer.Typer(
     name="headrace",
@@ -24,6 +24,7 @@ app.command("worker")(worker.command)
 app.command("cluster", hidden=True)(cluster.command)
 app.command("chat")(chat.command)
 app.command("bench")(bench.command)
+app.command("simulate")(simulate.command)
 app.command("status")(status.command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")

@@ -20,7 +20,7 @@ from rich.status import Status
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import Settings
+from headrace.broker.settings import Model, Settings
 from headrace.cli import options
 from headrace.cli.supervisor import Child
 
@@ -99,12 +99,19 @@ class _Serve:
         try:
             while True:
                 for model in self._settings.models:
-                    if model.replicas and self._models.get(model.name) != "failed":
+                    if self._wants(model):
                         with contextlib.suppress(BrokerDown):
                             await broker.present("cluster", self._id, model.name, {})
                 await asyncio.sleep(min(1.0, self._settings.queue.lease_s / 3))
         finally:
             await broker.close()
+
+    def _wants(self, model: Model) -> bool:
+        """Are replicas of it wanted, or on their way? Once a model is up, its autoscaler says so by itself."""
+        state = self._models.get(model.name)
+        if model.autoscaling is not None:
+            return state not in ("failed", "ready")
+        return bool(model.replicas) and state != "failed"
 
     def _start_children(self, listeners: list[socket.socket]) -> None:
         config = ["--config", str(self._config.resolve())] if self._config else []

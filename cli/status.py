@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Annotated
 
 import typer
@@ -14,6 +15,9 @@ from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
 from headrace.cli import options
 from headrace.cli.processes import processes
+
+_DECISIONS = 10
+"""So many decisions of each model's autoscaler are shown."""
 
 
 def command(
@@ -34,6 +38,12 @@ async def _report(settings: Settings) -> dict[str, object]:
     try:
         return {
             "models": {model.name: await _model(broker, model.name) for model in settings.models},
+            "autoscaling": {
+                f"{model.name} {number}": row
+                for model in settings.models
+                if model.autoscaling is not None
+                for number, row in enumerate(await _decisions(broker, model.name))
+            },
             "replicas": await broker.listing("replicas"),
             "pods": await broker.listing("pods"),
             "processes": await processes(settings),
@@ -47,11 +57,35 @@ async def _model(broker: RedisBroker, name: str) -> dict[str, object]:
     return {"waiting": stats.waiting, "oldest_s": stats.oldest_ms / 1000, "running": stats.running}
 
 
+async def _decisions(broker: RedisBroker, name: str) -> list[dict[str, object]]:
+    """The last decisions, newest first: when, what, why, and what was seen."""
+    rows = []
+    for each in await broker.decisions(name, _DECISIONS):
+        arrow = f"{each.before} to {each.target}" if each.direction != "hold" else f"{each.target}"
+        rows.append(
+            {
+                "ago_s": round(time.time() - each.at_ms / 1000, 1),
+                "decision": f"{each.direction} {arrow}" + (" (advice)" if each.is_advice else ""),
+                "reason": each.reason,
+                "wanted": each.wanted,
+                "waiting": each.waiting,
+                "waiting_tokens": each.waiting_tokens,
+                "oldest_s": each.oldest_ms / 1000,
+                "running": each.running,
+                "ready": each.ready,
+                "starting": each.starting,
+            }
+        )
+    return rows
+
+
 def _show(report: dict[str, object]) -> None:
     console = Console()
-    for title in ("models", "replicas", "pods"):
+    for title in ("models", "autoscaling", "replicas", "pods"):
         rows = report[title]
         assert isinstance(rows, dict)
+        if title == "autoscaling" and not rows:
+            continue
         columns = list(dict.fromkeys(name for row in rows.values() for name in row if name != "details"))
         table = Table("", *columns, title=title, title_justify="left")
         for name, row in rows.items():

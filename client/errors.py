@@ -3,7 +3,7 @@
 ClientError
 ├── RequestRefused    the server does not take this request; nothing was begun
 ├── StreamFailed      the answer was begun, and the server says that it has failed
-└── ConnectionLost    no server could be reached for too long, or it is unknown whether the request was begun
+└── ConnectionLost    no server could be reached for too long, or the server named no job to go on with
 """
 
 from __future__ import annotations

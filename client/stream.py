@@ -1,7 +1,8 @@
 """Chat over HTTP that outlives its connections.
 
 A stream is a job in the server's log. Each event names its position; when a connection is lost, the next pod is asked
-for what follows the last position that was seen, so the text has no hole and nothing twice.
+for what follows the last position that was seen, so the text has no hole and nothing twice. The request itself carries
+an Idempotency-Key, so that it can be sent again, to any pod, and makes one job all the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import random
+import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass
@@ -41,6 +43,8 @@ class Chunk:
     position: str = ""
     """Where a reader that has this much goes on: `<job>.<place in its log>`."""
     choice: int = 0
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    """Pieces of calls, as OpenAI's deltas have them: `index` says of which."""
 
 
 class Client:
@@ -86,11 +90,9 @@ class Client:
     async def chat(self, messages: Sequence[Mapping[str, Any]], **params: Any) -> AsyncGenerator[Chunk, None]:
         """Generate an answer; `params` are the fields of OpenAI's chat route, `model` among them.
 
-        The request is sent again only where it cannot have been taken: the connection was refused, or a pod said that
-        it has no broker. If the connection dies between the request and the first byte of the response, the job may
-        exist, so ConnectionLost is raised; the caller decides whether asking twice does harm. From the first byte on
-        every loss is healed. Closing this iterator before its end (or cancelling the task) cancels the job; a `break`
-        alone closes it only at some later time, so use `contextlib.aclosing`.
+        Every loss of a connection is healed, that of the request too: sent again it joins the job that it made, if it
+        made one. Closing this iterator before its end (or cancelling the task) cancels the job; a `break` alone closes
+        it only at some later time, so use `contextlib.aclosing`.
 
         Raises RequestRefused, StreamFailed, ConnectionLost.
         """
@@ -133,9 +135,6 @@ class _NotTaken(Exception):
     """A pod could not take the request just now."""
 
 
-_NEVER_TAKEN = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, _NotTaken)
-
-
 class _Stream:
     """One job, as far as it has been read."""
 
@@ -143,6 +142,10 @@ class _Stream:
         self._client = client
         self._body = body
         self._url = 0
+        self._key = secrets.token_hex(16)
+        self._is_asked = False
+        """A request was sent: there may be a job, also if its id has not come."""
+        self._is_begun = False
         self._job = ""
         self._position = ""
         self._is_ended = False
@@ -163,15 +166,22 @@ class _Stream:
 
     async def abandon(self) -> None:
         """Cancel the job, if there is one that may still run; a server that cannot be reached ends it by itself."""
-        if self._job and not self._is_ended:
-            with contextlib.suppress(ClientError, httpx.HTTPError, TimeoutError):
-                async with asyncio.timeout(_CANCEL_S):
+        if self._is_ended or not self._is_asked:
+            return
+        with contextlib.suppress(ClientError, httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(_CANCEL_S):
+                if not self._job:
+                    async with self._request() as response:
+                        self._job = response.headers.get("x-request-id", "")
+                if self._job:
                     await self._client.cancel(self._job)
 
     def _request(self) -> AbstractAsyncContextManager[httpx.Response]:
         client, url = self._client, self._client.urls[self._url]
         headers = {"x-on-disconnect": f"{min(client.give_up_s, _ON_DISCONNECT_MAX_S):g}"}
         if not self._job:
+            self._is_asked = True
+            headers["idempotency-key"] = self._key
             return client.http.stream("POST", f"{url}/v1/chat/completions", json=self._body, headers=headers)
         if self._position:
             headers["last-event-id"] = self._position
@@ -183,6 +193,7 @@ class _Stream:
             if self._job:
                 self._client.on_reconnect(self._client.urls[self._url])
             self._job = self._job or response.headers.get("x-request-id", "")
+            self._is_begun = True
             return
         await response.aread()
         said = read_error(response.content)
@@ -190,8 +201,8 @@ class _Stream:
             if _is_passing(response.status_code, said):
                 raise _Interrupted(f"HTTP {response.status_code}")
             self._fail(*(said or (f"http_{response.status_code}", "the stream cannot be resumed")))
-        if said and said[0] in ("broker_down", "unavailable"):
-            raise _NotTaken(said[1])
+        if (said is None and response.status_code >= 500) or (said and said[0] in ("broker_down", "unavailable")):
+            raise _NotTaken(said[1] if said else f"HTTP {response.status_code}")
         if said and response.status_code >= 500 and "x-request-id" in response.headers:
             self._fail(*said)
         raise _refusal(response)
@@ -220,7 +231,8 @@ class _Stream:
         if said is not None:
             self._fail(*said)
         self._position = position
-        return chunk if chunk.text or chunk.reasoning or chunk.finish_reason or chunk.usage else None
+        is_empty = not (chunk.text or chunk.reasoning or chunk.tool_calls or chunk.finish_reason or chunk.usage)
+        return None if is_empty else chunk
 
     def _fail(self, code: str, message: str) -> NoReturn:
         self._is_ended = True
@@ -228,8 +240,8 @@ class _Stream:
 
     async def _wait(self, error: Exception) -> None:
         """Before the next connection, which is to the next pod: a random time, longer after each failure in a row."""
-        if not self._job and not isinstance(error, _NEVER_TAKEN):
-            raise ConnectionLost("the connection died before a response; the request may have been taken") from error
+        if self._is_begun and not self._job:
+            raise ConnectionLost("the response named no job, so it cannot be resumed") from error
         now = asyncio.get_running_loop().time()
         self._lost_at = now if self._lost_at is None else self._lost_at
         left_s = self._lost_at + self._client.give_up_s - now
@@ -263,4 +275,5 @@ def _chunk(frame: dict[str, Any], position: str) -> Chunk:
         frame.get("usage"),
         position,
         choice.get("index", 0),
+        delta.get("tool_calls") or (),
     )

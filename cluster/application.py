@@ -36,7 +36,7 @@ def build(args: dict[str, str]) -> Any:
         raise ConfigError(f"args: config and model must be given, and nothing else; wrong: {', '.join(unknown)}")
     read = _read(args["config"])
     model = read.model(args["model"])
-    return deployment_of(read, model, NodeReplica).bind(args["config"], model.name)
+    return deployment_of(read, model, read.redis.url or "", NodeReplica).bind(args["config"], model.name)
 
 
 def _read(config: str) -> Settings:

@@ -30,21 +30,23 @@ def deploy(settings: Settings, broker_url: str) -> None:
     plain = msgspec.to_builtins(settings)
     targets = [
         RunTarget(
-            deployment_of(settings, model).bind(plain, model.name, broker_url), name=model.name, route_prefix=None
+            deployment_of(settings, model, broker_url).bind(plain, model.name, broker_url),
+            name=model.name,
+            route_prefix=None,
         )
         for model in settings.models
     ]
     serve.run_many(targets, wait_for_applications_running=False)
 
 
-def deployment_of(settings: Settings, model: Model, kind: type[Replica] = Replica) -> Any:
+def deployment_of(settings: Settings, model: Model, broker_url: str, kind: type[Replica] = Replica) -> Any:
     """How Serve runs a model's replicas: how many, with what, and how long they may take to end."""
     from ray import serve
 
     deployment: Any = serve.deployment(kind)
     return deployment.options(
         name="replica",
-        num_replicas=model.replicas,
+        **_number(settings, model, broker_url),
         max_constructor_retry_count=3,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=10.0,
@@ -52,6 +54,35 @@ def deployment_of(settings: Settings, model: Model, kind: type[Replica] = Replic
         graceful_shutdown_wait_loop_s=0.1,
         ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus},
     )
+
+
+def _number(settings: Settings, model: Model, broker_url: str) -> dict[str, Any]:
+    """A fixed number of replicas, or Serve's autoscaling with our policy; its own delays and factors do nothing."""
+    if model.autoscaling is None:
+        return {"num_replicas": model.replicas}
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    make: Any = AutoscalingPolicy
+    policy = make(
+        policy_function="headrace.cluster.policy:Policy",
+        policy_kwargs={
+            "plain_settings": msgspec.to_builtins(settings),
+            "model": model.name,
+            "broker_url": broker_url,
+        },
+    )
+    return {
+        "num_replicas": "auto",
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=model.autoscaling.min_replicas,
+            initial_replicas=model.replicas,
+            max_replicas=model.autoscaling.max_replicas,
+            upscale_delay_s=0.0,
+            downscale_delay_s=0.0,
+            downscale_to_zero_delay_s=0.0,
+            policy=policy,
+        ),
+    }
 
 
 def deployed() -> list[Deployed]:

@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from headrace.broker.settings import Settings
+from headrace.broker.settings import Model, Settings
 from headrace.cluster import deployment
 from headrace.cluster.deployment import Deployed
 from headrace.cluster.local import LocalRay
@@ -25,8 +25,8 @@ _PERIOD_S = 1.0
 
 async def run(settings: Settings, broker_url: str) -> None:
     """Serve all models on a local Ray until SIGTERM or SIGINT; then drain, and end Ray."""
-    cpus = sum(model.cpus * model.replicas for model in settings.models)
-    gpus = sum(model.gpus * model.replicas for model in settings.models)
+    cpus = sum(model.cpus * _most(model) for model in settings.models)
+    gpus = sum(model.gpus * _most(model) for model in settings.models)
     with LocalRay(cpus, gpus):
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets handlers of its own
@@ -35,6 +35,10 @@ async def run(settings: Settings, broker_url: str) -> None:
         log.info("models deployed", extra={"event": "deployed"})
         await _watch(stop)
         await _drain()
+
+
+def _most(model: Model) -> int:
+    return model.replicas if model.autoscaling is None else model.autoscaling.max_replicas
 
 
 async def _watch(stop: asyncio.Event) -> None:

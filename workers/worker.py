@@ -21,6 +21,7 @@ from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
+from headrace.workers.rates import totals
 from headrace.workers.run import JobRun
 from headrace.workers.startup import Startup
 
@@ -274,8 +275,13 @@ class Worker:
             "host": socket.gethostname(),
             "pid": os.getpid(),
             **self._engine.capabilities.about(),
+            **totals(self._model.name, self._ttft_slo_s()),
         }
         await self._broker.present("replicas", self.id, self._model.name, about)
+
+    def _ttft_slo_s(self) -> float:
+        chosen = self._model.autoscaling
+        return chosen.ttft_slo_s if chosen else 0.5
 
     def _spawn(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
         async def guarded() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 from fastapi import APIRouter
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
@@ -12,20 +11,13 @@ from headrace.api import requests, submit
 from headrace.api.body import decode
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
-from headrace.api.wire.ollama_models import listed, look_up, running, shown
+from headrace.api.wire.ollama_models import ShowRequest, listed, look_up, running, shown
 from headrace.broker.errors import BadRequest
 
 API_LEVEL = "0.12.6"
 """The release of Ollama whose API this is; clients ask whether it is new enough for them."""
 
 _CHANGES = ("/pull", "/push", "/create", "/copy")
-
-
-class ShowRequest(Struct, frozen=True):
-    """Which model; `name` is the older name of the field."""
-
-    model: str = ""
-    name: str = ""
 
 
 _show = msgspec.json.Decoder(ShowRequest)

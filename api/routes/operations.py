@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.api.openapi import document
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.broker.errors import BrokerDown
@@ -23,6 +25,10 @@ def router(pod: Pod) -> APIRouter:
     async def readyz() -> Response:
         trouble = pod.trouble
         return as_json({"status": trouble.code if trouble else "ok"}, 503 if trouble else 200)
+
+    @routes.get("/openapi.json")
+    async def openapi(request: Request) -> Response:
+        return Response(document(request.app), media_type="application/json")
 
     @routes.get("/metrics")
     async def metrics() -> Response:

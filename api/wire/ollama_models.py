@@ -23,6 +23,13 @@ _CAPABILITIES = {"tools": "tools", "thinking": "reasoning", "insert": "fim", "em
 """Ollama's words, and those of a replica."""
 
 
+class ShowRequest(Struct, frozen=True):
+    """Which model; `name` is the older name of the field."""
+
+    model: str = ""
+    name: str = ""
+
+
 Replicas = Mapping[str, Mapping[str, str]]
 
 

@@ -48,7 +48,7 @@ class PlainRequest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The fields of this format, which is ours: an unknown one is an error. `model` None is the first one."""
 
     prompt: str | None = None
-    messages: msgspec.Raw = _NULL
+    messages: msgspec.Raw = msgspec.field(default_factory=lambda: _NULL)
     model: str | None = None
     stream: bool | None = None
     max_tokens: int | None = None

@@ -1,7 +1,7 @@
 #!lua
 -- admit: store a job, open its log, queue it, enter the pod as its reader, and wake one idle replica; or refuse it.
 -- Reads and writes: job (hash), log (stream), readers (hash), queue, ages (zset), load, fair (hash), unread,
--- deadlines (zset), models (set). Reads drain (hash).
+-- deadlines (zset), models (set), arrived (hash). Reads drain (hash).
 -- ARGV: 1 job, 2 spec, 3 view, 4 model, 5 band, 6 pod or '', 7 grace ms (-1: never cancelled for want of readers),
 --       8 reader lease ms, 9 queue timeout ms, 10 TTL ms until its end, 11 log TTL ms, 12 max deaths,
 --       13 owner, 14 prompt tokens, 15 cost in tokens, 16 weight, 17 share of the bounds from which on batch is refused,
@@ -81,4 +81,7 @@ end
 if grace_ms >= 0 then redis.call('ZADD', K.unread, now + reading_ms + grace_ms, job) end
 for _, key in ipairs({ K.deadlines, K.unread }) do keep(key, ttl_ms) end
 enqueue(job, model, band, tag, ttl_ms)
+redis.call('HINCRBY', K.arrived .. model, 'jobs', 1)
+redis.call('HINCRBY', K.arrived .. model, 'tokens', tokens)
+keep(K.arrived .. model, ttl_ms)
 return { 'admitted', '0-1', now }

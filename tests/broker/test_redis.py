@@ -14,6 +14,7 @@ from bench.proxy import Proxy
 from headrace.broker import keys, redis_broker, redis_lane, scripts
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, QueueFull
+from headrace.broker.messages import ScaleDecision
 from headrace.broker.protocol import Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -74,6 +75,7 @@ async def every_verb(broker: Broker) -> None:
     await reap(broker)
     await broker.absent("pods", "nobody", "")
     await broker.secret(b"secret")
+    await broker.note_decision("m", ScaleDecision(1, 1, 2, "up", "backlog"))
     await claim(broker)  # what was left
     for _ in range(2):  # one is expired, one stays
         hung = await admit(broker, band="interactive")
@@ -120,7 +122,7 @@ async def test_a_job_that_has_ended_is_in_no_list(broker: RedisBroker, redis_cli
     names = {name.decode() for name in redis_client.scan_iter()}
     own = {keys.key(kind, 0, job_id) for kind in ("job", "log", "readers") for job_id in (done, handed_back, cancelled)}
     lasting = [keys.key(kind, 0) for kind in ("counter", "models")]
-    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain")]
+    lasting += [keys.key(kind, 0, "m") for kind in ("model", "drain", "arrived")]
     assert names - own == set(lasting)
 
 

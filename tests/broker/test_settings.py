@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from headrace.broker import settings
 from headrace.broker.errors import ConfigError
@@ -169,3 +171,33 @@ def test_every_field_of_a_section_can_be_overridden(tmp_path: Path) -> None:
             text = {"batch_share": "0.7", "origins": "['https://a.org']"}.get(field, text)
             found = load_text(tmp_path, MODEL, **{f"HEADRACE_{section}__{field}".upper(): text})
             assert str(getattr(getattr(found, section), field)) == text
+
+
+WEIGHTS = {"name": "m", "engine": "vllm", "hub": "org/model"}
+
+
+@pytest.mark.parametrize(
+    ("model", "path"),
+    [
+        ({**WEIGHTS, "hub": None}, "models[0].path"),
+        ({**WEIGHTS, "path": "/x"}, "models[0].path"),
+        ({**WEIGHTS, "hub": None, "path": "/x", "revision": "main"}, "models[0].revision"),
+        ({**WEIGHTS, "context_tokens": 1}, "models[0].context_tokens"),
+        ({**WEIGHTS, "arguments": {"trust_remote_code": True}}, "models[0].arguments"),
+        ({**WEIGHTS, "arguments": {"tensor_parallel_size": "two"}}, "models[0].arguments.tensor_parallel_size"),
+        ({"name": "m", "engine": "remote", "url": "localhost:80"}, "models[0].url"),
+        ({"name": "m", "engine": "remote", "url": "http://x", "event_timeout_s": 0}, "models[0].event_timeout_s"),
+        ({"name": "m", "engine": "remote", "url": "http://x", "api": "soap"}, "models[0].api"),
+        ({"name": "m", "engine": "nonsense"}, "models[0]"),
+    ],
+)
+def test_wrong_settings_of_an_engine_are_named(tmp_path: Path, model: dict[str, object], path: str) -> None:
+    file = tmp_path / "headrace.yaml"
+    file.write_text(yaml.safe_dump({"models": [model]}))
+    with pytest.raises(ConfigError, match=re.escape(path)):
+        load(file, {})
+
+
+def test_the_example_configurations_can_be_read() -> None:
+    for file in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")):
+        assert load(file, {}).models

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import random
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import httpx
@@ -14,6 +12,7 @@ import pytest
 from headrace.broker.embedded import EmbeddedServer
 from headrace.client import Chunk, Client, RequestRefused
 from headrace.workers.engines.scripted import oracle
+from tests.cutting import cutting
 from tests.serving import scripted_settings, serving
 from tests.support import eventually
 
@@ -26,55 +25,13 @@ def stream(client: Client, max_tokens: int = TOKENS) -> AsyncGenerator[Chunk, No
     return client.chat([{"role": "user", "content": TEXT}], model="scripted", max_tokens=max_tokens, seed=7)
 
 
-class CuttingProxy:
-    """Passes a connection on to a pod and breaks it after so many bytes of the response, one number a connection."""
-
-    def __init__(self, target: str, limits: list[int]) -> None:
-        self._port = int(target.rpartition(":")[2])
-        self._limits = limits
-        self.url = ""
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        pod_reader, pod_writer = await asyncio.open_connection("127.0.0.1", self._port)
-        limit = self._limits.pop(0) if self._limits else 1 << 30
-        ways = [
-            asyncio.create_task(self._pass_on(reader, pod_writer, 1 << 30)),
-            asyncio.create_task(self._pass_on(pod_reader, writer, limit)),
-        ]
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        for each in (writer, pod_writer):
-            each.close()
-            with contextlib.suppress(ConnectionError):
-                await each.wait_closed()
-
-    @staticmethod
-    async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int) -> None:
-        while left and (data := await reader.read(min(left, 4096))):
-            writer.write(data)
-            await writer.drain()
-            left -= len(data)
-
-
-@contextlib.asynccontextmanager
-async def cutting(target: str, limits: list[int]) -> AsyncIterator[str]:
-    listener = await asyncio.start_server(CuttingProxy(target, limits), "127.0.0.1", 0)
-    try:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    finally:
-        listener.close()
-        await listener.wait_closed()
-
-
 async def test_an_answer_cut_at_many_places_is_whole(redis_server: EmbeddedServer) -> None:
     chance = random.Random(3)
     settings = scripted_settings(redis_server, tokens_per_s=500)
     async with serving(settings, redis_server, pods=2) as pods:
         for _ in range(12):
-            # headers alone are some 230 bytes: a cut in them leaves no job to go on with
-            limits = [chance.randrange(400, 3000) for _ in range(6)]
+            # headers alone are some 230 bytes: with a cut in them the request is sent again
+            limits = [chance.randrange(0, 3000) for _ in range(6)]
             async with (
                 cutting(pods[0].url, limits) as one,
                 cutting(pods[1].url, limits) as two,
@@ -97,7 +54,7 @@ async def test_a_pod_that_dies_leaves_its_stream_to_another(redis_server: Embedd
         text = ""
         async for chunk in stream(client):
             text += chunk.text
-            if text == EXPECTED[: 9 * 5]:
+            if len(text) >= 9 * 5 and not places:  # a chunk may hold several tokens
                 one.die()
     assert text == EXPECTED
     assert places == [two.url]

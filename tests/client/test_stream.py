@@ -104,11 +104,20 @@ async def test_a_refused_connection_is_tried_elsewhere() -> None:
             assert text_of(await read(closed, two.url)) == TEXT
 
 
-async def test_a_request_that_may_have_been_taken_is_not_sent_again() -> None:
-    async with listening(lambda _: b"") as one, listening(cutting([])) as two:
-        with pytest.raises(ConnectionLost, match="may have been taken"):
-            await read(one.url, two.url)
-        assert (len(one.calls), two.calls) == (1, [])
+@pytest.mark.parametrize("lost", [b"", b"HTTP/1.1 200 OK\r\n", response(502, b"<html>")])
+async def test_a_request_that_may_have_been_taken_is_sent_again_under_the_same_key(lost: bytes) -> None:
+    async with listening(lambda _: lost) as one, listening(cutting([])) as two:
+        assert text_of(await read(one.url, two.url)) == TEXT
+        assert one.calls == two.calls == ["POST /v1/chat/completions"]
+        [key] = {asked.headers["idempotency-key"] for asked in (*one.asked, *two.asked)}
+        assert len(key) == 32
+
+
+async def test_two_requests_have_two_keys() -> None:
+    async with listening(cutting([])) as one:
+        for _ in range(2):
+            await read(one.url)
+        assert len({asked.headers["idempotency-key"] for asked in one.asked}) == 2
 
 
 async def test_a_stream_without_a_job_id_is_not_sent_again() -> None:
@@ -146,7 +155,7 @@ async def test_a_frame_of_another_format_is_an_error() -> None:
         (error(400, "invalid_request"), (400, "invalid_request", "because", None)),
         (error(429, "queue_full", "retry-after: 7"), (429, "queue_full", "because", 7.0)),
         (error(503, "no_capacity"), (503, "no_capacity", "because", None)),
-        (response(502, b"<html>"), (502, "http_502", "X", None)),
+        (response(403, b"<html>"), (403, "http_403", "X", None)),
     ],
 )
 async def test_a_refusal_says_its_status_code_and_when_to_come_again(
@@ -202,6 +211,32 @@ async def test_a_cancelled_task_cancels_the_job() -> None:
         with pytest.raises(asyncio.CancelledError):
             await task
         assert one.calls[-1] == f"DELETE /v1/streams/{JOB}"
+
+
+async def test_a_task_that_is_cancelled_before_it_knows_its_job_cancels_it_all_the_same() -> None:
+    """The first request gets no answer; the second, under the same key, names the job."""
+
+    async def consume(client: Client) -> None:
+        async for _ in client.chat(MESSAGES, model="m"):
+            pass
+
+    async with listening(lambda _: b"") as one, Client([one.url], backoff_s=60) as client:
+        task = asyncio.create_task(consume(client))
+        await eventually(lambda: one.calls)
+        one.answer = cancellable
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert one.calls == [*["POST /v1/chat/completions"] * 2, f"DELETE /v1/streams/{JOB}"]
+        assert one.asked[0].headers["idempotency-key"] == one.asked[1].headers["idempotency-key"]
+
+
+async def test_tool_calls_are_passed_on() -> None:
+    calls = [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{"}}]
+    frame = {"choices": [{"index": 0, "delta": {"tool_calls": calls}}]}
+    told = [b"id: x\ndata: %b\n\n" % json.dumps(frame).encode(), *frames()[-2:]]
+    async with listening(lambda _: stream(told)) as one:
+        assert (await read(one.url))[0].tool_calls == calls
 
 
 async def test_a_whole_answer_is_not_cancelled() -> None:

@@ -137,7 +137,9 @@ def test_only_an_answer_in_words_can_be_continued(turns: list[Message]) -> None:
         (CHATML, False, None),
         (TOOLS, True, None),
         ("{% if enable_thinking %}<think>{% endif %}", False, "switch"),
+        ("{{ '</think>' if not thinking }}", False, "switch"),
         ("<think>{{ messages }}", False, "always"),
+        ("{{ '<|channel|>analysis' }}", False, "always"),
         ("{{ messages[0].reasoning_content }}", False, "always"),
     ],
 )

@@ -45,7 +45,7 @@ CITY = {
 WEATHER = Tool(
     "weather",
     "Tells the weather",
-    {"properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"], "additionalProperties": False},
+    {"properties": {"city": {"type": "string", "maxLength": 12}}, "required": ["city"]},
 )
 TIME = Tool("time")
 ASKED = Chat([Message("user", "What is the weather in Paris?")])

@@ -46,7 +46,7 @@ class ChatTemplate:
         self.knows_tools = "tools" in names
         self.thinking: Literal["switch", "always", None] = None
         """Whether the model reasons before it answers: as it is told, or always. Told by the words of the template."""
-        if "enable_thinking" in names:
+        if names & {"enable_thinking", "thinking"}:
             self.thinking = "switch"
         elif _SIGNS_OF_THINKING.search(source):
             self.thinking = "always"
@@ -76,7 +76,7 @@ class ChatTemplate:
         cut = _unused_character(turns, tools, begun)
         given: dict[str, Any] = {"tools": self._cut_all([openai_tool(tool) for tool in tools], cut)} if tools else {}
         if think is not None:
-            given["enable_thinking"] = think
+            given |= switches(think)
         try:
             text = self._template.render(
                 messages=self._cut_all([openai_message(turn) for turn in turns], cut),
@@ -106,6 +106,11 @@ class ChatTemplate:
             case dict():
                 return {self.cut_specials(key, cut): self._cut_all(each, cut) for key, each in value.items()}
         return value
+
+
+def switches(think: bool) -> dict[str, bool]:
+    """What templates call it."""
+    return {"enable_thinking": think, "thinking": think}
 
 
 def openai_tool(tool: Tool) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Alternative, Chat, JsonObject, JsonSchema, Message, TokenLogprob, ToolCallDelta
-from headrace.workers.engines.chat_template import ChatTemplate, openai_tool
+from headrace.workers.engines.chat_template import ChatTemplate, openai_tool, switches
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llamacpp_tools import active, must_call
 from headrace.workers.engines.llamacpp_wire import Progress, Refused, refusal, sampling_body
@@ -41,7 +41,7 @@ def chat_body(generation: Generation, template: ChatTemplate, context_tokens: in
         if job.parallel_tool_calls is not None:
             body["parallel_tool_calls"] = job.parallel_tool_calls
     if job.think is not None:
-        body["chat_template_kwargs"] = {"enable_thinking": job.think}
+        body["chat_template_kwargs"] = switches(job.think)
     if job.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": max(1, job.logprobs)}
     if isinstance(job.constraint, JsonSchema):

@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -68,9 +69,14 @@ def grammar(job: Job, grammars: Grammars) -> str:
     rules.append("call: " + " | ".join(f"call{n}" for n in range(len(tools))))
     for n, tool in enumerate(tools):
         rules.append(f'call{n}: {json.dumps(_opening(tool.name), ensure_ascii=False)} arguments{n} "}}"')
-        schema = tool.parameters or {"additionalProperties": False}
-        rules.append(f"arguments{n}: {json_rule({'type': 'object', **schema}, is_lenient=True)}")
+        rules.append(f"arguments{n}: {json_rule(_closed(tool.parameters), is_lenient=True)}")
     return grammars.checked("\n".join(rules), "tools")
+
+
+def _closed(parameters: dict[str, Any]) -> dict[str, Any]:
+    """A schema of nothing but what it names, if it leaves that open: a small model would go on and on."""
+    is_plain = not parameters.keys() & {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"}
+    return {"type": "object", **({"additionalProperties": False} if is_plain else {}), **parameters}
 
 
 def _opening(name: str) -> str:

@@ -37,8 +37,8 @@ class TgiApi:
         if not isinstance(job.prompt, Text):
             raise BadRequest("the remote server takes prompts that are text only", param="prompt")
         refuse(job, "suffix", "think", "ignore_eos", "tools")
-        if job.logprobs:
-            raise BadRequest("the remote server tells no alternatives", param="logprobs")
+        if job.logprobs is not None:
+            raise BadRequest("the remote server is not asked for log-probabilities here", param="logprobs")
         body = {"inputs": job.prompt.text, "parameters": without_none(self._parameters(generation, job))}
         return Request("/generate_stream", body, SseFrames(), TgiReader())
 
@@ -78,7 +78,6 @@ def _grammar(constraint: Constraint | None) -> dict[str, Any] | None:
 class _Token(Struct):
     id: int = 0
     text: str = ""
-    logprob: float = 0.0
     special: bool = False
 
 

@@ -126,8 +126,11 @@ class VllmEngine:
         if self._is_closed:
             return
         self._is_closed = True
+        tasks = [sequence.task for sequence in self._open if sequence.task is not None]
         for sequence in list(self._open):
             sequence.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)  # their aborts go over what is shut down next
         await asyncio.get_running_loop().run_in_executor(self._side, self._destroy)
         self._side.shutdown(wait=False)
 

@@ -34,18 +34,18 @@ class Sequence:
         self._emit = emit
         self._fail = fail
         self._has_begun = False
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
 
     def begin(
         self, llm: AsyncLLM, request: Request, generation: Generation, forget: Callable[[Sequence], None]
     ) -> None:
-        self._task = asyncio.create_task(self._make(llm, request, generation), name=f"vllm {self._name}")
-        self._task.add_done_callback(lambda _: forget(self))
+        self.task = asyncio.create_task(self._make(llm, request, generation), name=f"vllm {self._name}")
+        self.task.add_done_callback(lambda _: forget(self))
 
     def cancel(self) -> None:
         self.is_over = True
-        if self._task is not None:
-            self._task.cancel()
+        if self.task is not None:
+            self.task.cancel()
 
     def give(self, step: Step) -> None:
         if not self.is_over:
