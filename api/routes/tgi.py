@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,7 +50,7 @@ def router(pod: Pod) -> APIRouter:
                 "validation_workers": 1,
                 "max_client_batch_size": 1,
                 "router": "headrace",
-                "version": "0.1.0",
+                "version": version("headrace"),
                 "sha": None,
                 "docker_label": None,
             }
