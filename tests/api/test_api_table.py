@@ -73,7 +73,8 @@ def parse(section: str, field: str, value: Any) -> Parsed:
     within, _, name = field.rpartition(".")
     if not within and name not in OUTSIDE.get(section, ()):
         within = INSIDE.get(section, "")
-    body = {**VALID[path], **({within: {name: value}} if within else {name: value})}
+    streams = {"stream": True} if within == "stream_options" else {}
+    body = {**VALID[path], **streams, **({within: {name: value}} if within else {name: value})}
     return form.parse(msgspec.json.encode(body), ApiSettings())
 
 
