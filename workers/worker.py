@@ -180,7 +180,7 @@ class Worker:
                     await asyncio.wait_for(self._work.wait(), _IDLE_CLAIM_S)
 
     async def _slot(self) -> None:
-        """Wait for a slot of the engine. A job that only waits to be settled has none; there may be as many of those."""
+        """Wait for a slot of the engine. A job that only waits to be settled has none, and there may be as many."""
         slots = self._model.slots
         while not self._is_draining and (self._busy >= slots or self.running >= 2 * slots):
             self._freed.clear()
