@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from functools import partial
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.api.carrier import leave
 from headrace.api.connection import Connection
 from headrace.api.joining import joined
 from headrace.api.pod import Pod
@@ -77,6 +79,11 @@ class Reply(Response):
         self.connection = Connection()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not leave(scope, partial(self.serve, scope, receive, send)):
+            await self.serve(scope, receive, send)
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond, until the end or until the client leaves."""
         subject, gauge = self.subject, metrics.STREAMS_OPEN.labels(self.subject.route)
         gauge.inc()
         self.connection = Connection.of(scope)
@@ -90,6 +97,9 @@ class Reply(Response):
             await self.respond(send)
         except ClientGone:
             pass
+        except Exception as error:  # a bug: no layer is left to answer it
+            log.error("job %s: its response failed", subject.job_id, exc_info=error, extra={"event": "request_failed"})
+            await self.give_up(send)
         except asyncio.CancelledError:
             if not subject.pod.is_draining:
                 raise
@@ -100,6 +110,10 @@ class Reply(Response):
             gauge.dec()
             subject.pod.tail.close_reader(self.reader, subject.grace_ms)
             subject.count(self.outcome)
+
+    async def give_up(self, send: Send) -> None:
+        """End a response that cannot be made."""
+        await self._refuse(send, HeadraceError())
 
     async def _cut_off(self) -> None:
         """The pod ends, not the client: no terminator, so that it resumes elsewhere, and its reading lease runs on."""
@@ -221,6 +235,12 @@ class StreamReply(Reply):
         """Headers have waited long enough; from now on they need nothing of the worker."""
         self._are_headers_due = True
         self.reader.poke()
+
+    async def give_up(self, send: Send) -> None:
+        if self._has_headers:
+            self.connection.abort()
+        else:
+            await super().give_up(send)
 
     def on_half_closed(self) -> None:
         """Two writes tell whether it still reads, since the second one fails if not."""

@@ -16,6 +16,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.protocol import State
 
 from headrace.api.app import create_app
+from headrace.api.carrier import Carrier
 from headrace.api.connection import Connection
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
@@ -186,7 +187,7 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
     """How uvicorn carries a pod."""
     protocol: Any = partial(PodProtocol, max_header_bytes=settings.api.max_header_bytes)
     return uvicorn.Config(
-        app,
+        Carrier(app),
         http=protocol,
         loop="none",
         ws=PodWebSocket,

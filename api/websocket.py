@@ -144,7 +144,7 @@ class Conversation:
         reply = place.stream
         scope = {**self._socket.scope}
         _Carrier(self._pod, Connection.of(scope)).enter(scope)
-        await reply(scope, self._receive, self._send)
+        await reply.serve(scope, self._receive, self._send)
         await self._close(self._end(reply))
 
     async def _first(self) -> bytes:

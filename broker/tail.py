@@ -12,7 +12,6 @@ import contextlib
 import logging
 import random
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from itertools import islice
 from typing import Literal
@@ -68,7 +67,7 @@ class Reader:
         """Who takes an entry the moment it comes, while nothing is kept and `read` waits; False leaves it to `read`."""
         self._tail = tail
         self._next_id = ""
-        self._kept: deque[ReadEntry] = deque()
+        self._kept: list[ReadEntry] = []
         self._error: HeadraceError | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_ended = False
@@ -106,8 +105,7 @@ class Reader:
 
     def take(self) -> list[ReadEntry]:
         """The entries that are here by now, if any."""
-        entries = list(self._kept)
-        self._kept.clear()
+        entries, self._kept = self._kept, []
         return entries
 
     def offer(self, entry: ReadEntry) -> None:

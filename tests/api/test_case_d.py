@@ -215,7 +215,7 @@ async def test_d4_a_client_that_leaves_at_once_leaves_nothing_running(deploy: De
 
 async def test_d4_nothing_stands_between_a_request_and_its_client(deploy: Deploy) -> None:
     up = await deploy()
-    assert up.pods[0].config.app.user_middleware == []  # type: ignore[union-attr]
+    assert up.pods[0].config.app.app.user_middleware == []  # type: ignore[union-attr]
 
 
 # -- D6 ---------------------------------------------------------------------------------------------------------------
