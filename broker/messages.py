@@ -360,8 +360,9 @@ class ScaleDecision(Struct, frozen=True):
     is_advice: bool = False
 
     def is_news_after(self, last: ScaleDecision) -> bool:
-        """Whether it belongs in the log: it changes something, or says another reason than the last one kept."""
-        return self.direction != "hold" or (self.target, self.reason) != (last.target, last.reason)
+        """Whether it belongs in the log: it changes something, or says something else than the last one kept."""
+        is_change = self.direction != "hold" and not self.is_advice
+        return is_change or (self.target, self.reason) != (last.target, last.reason)
 
 
 _encoder = msgspec.msgpack.Encoder()

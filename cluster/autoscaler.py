@@ -55,6 +55,7 @@ class Autoscaler:
         self._targets: dict[str, int] = {}
         self._reading: Reading | None = None
         self._decided_at_s = 0.0
+        self._said = (0, 0)
         self._unwritten: deque[ScaleDecision] = deque(maxlen=_UNWRITTEN)
         self._totals = {each.name: Totals() for each in self._models}
         self._stopping = threading.Event()
@@ -119,7 +120,8 @@ class Autoscaler:
     def _note(self, before: int, target: int, reason: str, decision: Decision) -> None:
         seen = decision.state.seen or Signals(at_s=0.0)
         direction: Literal["up", "down", "hold"] = "up" if target > before else "down" if target < before else "hold"
-        if direction != "hold":
+        if direction != "hold" and (before, target) != self._said:  # advice stays the same for long
+            self._said = before, target
             log.info("%s: %d to %d: %s", self.model, before, target, reason, extra={"event": f"scale_{direction}"})
         self._unwritten.append(
             ScaleDecision(

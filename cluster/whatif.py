@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 from msgspec import Struct
 
@@ -25,6 +26,8 @@ _ENOUGH_S = 60.0
 """Nothing is planned before so much has been seen, and a situation is unknown that has not lasted for so long."""
 _BORROWED_S = 100.0
 _STRICT = 0.5
+_NEAR = 0.5
+"""A situation borrows so much less from each next one."""
 _EXACT, _GROWTH = 32, 1.15
 """Every number up to the first has a shadow, above it they grow by the second."""
 _LARGE = 1e6
@@ -150,9 +153,10 @@ def _plans(
         return (0,) * len(counts), (0,) * len(counts)
     borrowed_s = _BORROWED_S * unit
     missed, offers = 0.0, []
-    for situation, own in enumerate((*counts, tuple(usual))):
-        row = _shared(own, usual, borrowed_s)
-        weight = own[0] / row[0] if situation < len(counts) else 0.0
+    known = [(situation, row) for situation, row in enumerate(counts) if row[0] > 0]
+    for situation, own in enumerate(counts):
+        row = _shared(own, situation, known, borrowed_s)
+        weight = own[0] / row[0]
         missed += row[2] * weight
         hull = _hull(numbers, row)
         for (n, before), (more, after) in itertools.pairwise(hull):
@@ -165,22 +169,30 @@ def _plans(
 def _buy(
     offers: list[tuple[float, int, int, float]], missed: float, allowed: float, situations: int
 ) -> tuple[int, ...]:
-    plan = [1] * (situations + 1)
+    plan = [1] * situations
     for _, situation, more, saved in offers:
         if missed <= allowed:
             break
         missed -= saved
         plan[situation] = more
-    return tuple(plan[:-1])
+    return tuple(plan)
 
 
-def _shared(own: tuple[float, ...], usual: list[float], borrowed_s: float) -> tuple[float, ...]:
-    """A situation and `borrowed_s` of what is usual over all: what was seen in it is a small sample."""
-    part = borrowed_s / usual[0]
-    return tuple(one + part * other for one, other in zip(own, usual, strict=True))
+def _shared(
+    own: tuple[float, ...], situation: int, known: list[tuple[int, tuple[float, ...]]], borrowed_s: float
+) -> list[float]:
+    """A situation and `borrowed_s` of those near it: what was seen in it alone is a small sample."""
+    weights = [_NEAR ** abs(other - situation) for other, _ in known]
+    part = borrowed_s / sum(weight * row[0] for weight, (_, row) in zip(weights, known, strict=True))
+    shared = list(own)
+    for weight, (_, row) in zip(weights, known, strict=True):
+        share = part * weight
+        for index, value in enumerate(row):
+            shared[index] += share * value
+    return shared
 
 
-def _hull(numbers: tuple[int, ...], row: tuple[float, ...]) -> list[tuple[int, float]]:
+def _hull(numbers: tuple[int, ...], row: Sequence[float]) -> list[tuple[int, float]]:
     """The lower convex hull of (replicas, missed jobs), down to the first number that misses nothing."""
     hull: list[tuple[int, float]] = []
     for n, missed in zip(numbers, row[2:], strict=True):

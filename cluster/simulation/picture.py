@@ -58,14 +58,14 @@ def timeline(run: Run, model: ReplicaModel, title: str, file: Path) -> None:
     times, numbers = zip(*run.targets, strict=True)
     upper.step([*times, trace.span_s], [*numbers, numbers[-1]], where="post", linewidth=0.8, label="wanted")
     upper.set_ylabel("replicas")
-    upper.legend(fontsize=7)
+    upper.legend(fontsize=7, loc="upper left")
     met = run.is_met
     lower.scatter(trace.arrival_s[met], np.minimum(run.ttft_s[met], 100), s=1, color="#2980b9", label="SLO met")
     lower.scatter(trace.arrival_s[~met], np.minimum(run.ttft_s[~met], 100), s=2, color="#c0392b", label="missed")
     lower.set_yscale("log")
     lower.set_ylabel("TTFT, s")
     lower.set_xlabel("s")
-    lower.legend(fontsize=7, markerscale=4)
+    lower.legend(fontsize=7, markerscale=4, loc="upper right")
     upper.set_title(title, fontsize=10)
     _save(pyplot, figure, file)
 

@@ -30,6 +30,12 @@ async def test_decisions_are_counted_and_those_that_say_something_new_are_kept(b
     assert (await broker.decisions("other", 10), await broker.decided("other")) == ([], {})
 
 
+async def test_advice_that_stays_the_same_is_kept_once(broker: Broker) -> None:
+    for at_ms in range(5):
+        await broker.note_decision("m", ScaleDecision(at_ms, 1, 3, "up", "backlog", is_advice=True))
+    assert [each.at_ms for each in await broker.decisions("m", 10)] == [0]
+
+
 async def test_only_so_many_decisions_are_kept(broker: Broker) -> None:
     for number in range(MAX_DECISIONS + 5):
         await broker.note_decision("m", decision(number, number, "up", "backlog"))
