@@ -143,6 +143,7 @@ def test_a_replica_killed_in_the_middle_leaves_no_reader_hanging(machine: Machin
     rest = resume(machine.urls[1], first)
     until(lambda: not alive(children), 10)
     assert rest.is_done
+    assert not [event for event in rest.events if isinstance(event.data, dict) and "error" in event.data]
     assert first.text + rest.text == whole_text(machine, first.job)
     positions = [event.position for event in (*first.events, *rest.events) if event.position]
     assert len(positions) == len(set(positions))
