@@ -90,9 +90,9 @@ def deployed() -> list[Deployed]:
         match application.status.value:
             case "RUNNING":
                 found.append(Deployed(name, "ready"))
-            case "DEPLOY_FAILED" | "UNHEALTHY":
+            case "DEPLOY_FAILED":
                 found.append(Deployed(name, "failed", _reason(message)))
-            case _:
+            case _:  # UNHEALTHY too: a replica was lost, and Serve starts another, which may take minutes
                 found.append(Deployed(name, "starting"))
     return found
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headrace.api import submit
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
+from headrace.api.routes.bare import BareRoute
 from headrace.api.wire.tgi import TGI
 
 _GENERATE, _STREAM, _COMPAT = TGI("whole"), TGI("stream"), TGI("body")
@@ -18,7 +19,7 @@ _GENERATE, _STREAM, _COMPAT = TGI("whole"), TGI("stream"), TGI("body")
 
 def router(pod: Pod) -> APIRouter:
     """What TGI's clients speak; `huggingface_hub` posts to the root."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BareRoute)
 
     @routes.post("/generate", response_class=Response)
     async def generate(request: Request) -> Response:
