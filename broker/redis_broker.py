@@ -308,25 +308,32 @@ class RedisBroker:
     # -- who is there ---------------------------------------------------------------------------------------------
 
     def listen_hints(self, pod: str, on_hint: Callable[[bytes], None], on_gap: Callable[[], None]) -> Listener:
-        channels = {keys.key("hints", shard, pod): shard for shard in range(self.shards)}
-        return self._listen(channels, lambda _, message: on_hint(message), on_gap)
+        return self._listen("hints", pod, lambda _, message: on_hint(message), lambda _: on_gap())
 
     def listen_wakes(self, replica: str, on_wake: Callable[[int], None]) -> Listener:
-        channels = {keys.key("wake", shard, replica): shard for shard in range(self.shards)}
-
-        def wake_all() -> None:
-            for shard in range(self.shards):
+        def wake(shards: Sequence[int]) -> None:
+            for shard in shards:
                 on_wake(shard)
 
-        return self._listen(channels, lambda channel, _: on_wake(channels[channel.decode()]), wake_all)
+        return self._listen("wake", replica, lambda shard, _: on_wake(shard), wake)
 
     def _listen(
-        self, channels: dict[str, int], on_message: Callable[[bytes, bytes], None], on_connect: Callable[[], None]
+        self,
+        kind: Literal["hints", "wake"],
+        id: str,
+        on_message: Callable[[int, bytes], None],
+        on_connect: Callable[[Sequence[int]], None],
     ) -> Listener:
-        """One connection for all shards of one server; in a cluster, whose shards may move, one for each."""
-        groups = [[channel] for channel in channels] if self._is_cluster else [list(channels)]
+        """One connection for all shards of one server; in a cluster, whose shards may part, one for each."""
+        shards = range(self.shards)
+        groups = [[shard] for shard in shards] if self._is_cluster else [list(shards)]
         return Listeners(
-            [RedisListener(self._nodes, channels[group[0]], group, on_message, on_connect) for group in groups]
+            [
+                RedisListener(
+                    self._nodes, {keys.key(kind, shard, id): shard for shard in group}, on_message, on_connect
+                )
+                for group in groups
+            ]
         )
 
     async def present(

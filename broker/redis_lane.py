@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from redis.exceptions import ResponseError
@@ -104,13 +104,14 @@ class RedisListener:
     def __init__(
         self,
         nodes: Nodes,
-        shard: int,
-        channels: list[str],
-        on_message: Callable[[bytes, bytes], None],
-        on_connect: Callable[[], None],
+        channels: Mapping[str, int],
+        on_message: Callable[[int, bytes], None],
+        on_connect: Callable[[Sequence[int]], None],
     ) -> None:
-        self._pinned = Pinned(nodes, shard)
-        self._channels = channels
+        """`channels` are all on one server, each with the shard that is told with its messages."""
+        self._shards = {channel.encode(): shard for channel, shard in channels.items()}
+        self._pinned = Pinned(nodes, next(iter(channels.values())))
+        self._channels = list(channels)
         self._on_message = on_message
         self._on_connect = on_connect
         self._task = asyncio.create_task(self._run(), name="listener")
@@ -123,7 +124,7 @@ class RedisListener:
                 await self._subscribe()
                 delay_s = 0.05
                 outage.up()
-                self._on_connect()
+                self._on_connect(list(self._shards.values()))
                 await self._receive()
             except BrokerDown as error:
                 outage.down(error)
@@ -160,7 +161,7 @@ class RedisListener:
 
     def _hear(self, channel: bytes, message: bytes) -> None:
         try:
-            self._on_message(channel, message)
+            self._on_message(self._shards[channel], message)
         except Exception:  # the edge of a loop: one message that cannot be read must not deafen a process
             log.exception("a message on %r cannot be read", channel, extra={"event": "message_unread"})
 

@@ -87,10 +87,8 @@ async def streaming(http: httpx.AsyncClient, count: int) -> AsyncIterator[Stream
 @each
 async def test_nothing_is_buffered(name: str, redis_server: EmbeddedServer) -> None:
     settings = scripted_settings(redis_server, tokens_per_s=5)
-    # ten tokens fit into any buffer; pods ask nginx not to buffer, by a header; it must not need to be asked
-    deaf = {"proxy_cache off;": "proxy_cache off; proxy_ignore_headers X-Accel-Buffering;"} if name == "nginx" else {}
     async with (
-        front(name, redis_server, settings, deaf) as it,
+        front(name, redis_server, settings) as it,
         httpx.AsyncClient(base_url=it.proxy.url) as http,
         streaming(http, 10) as stream,
     ):
