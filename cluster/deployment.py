@@ -28,25 +28,28 @@ def deploy(settings: Settings, broker_url: str) -> None:
     from ray.serve.api import RunTarget
 
     plain = msgspec.to_builtins(settings)
-    targets = [
-        RunTarget(
-            deployment_of(settings, model, broker_url).bind(plain, model.name, broker_url),
-            name=model.name,
-            route_prefix=None,
-        )
-        for model in settings.models
-    ]
+    targets = []
+    for model in settings.models:
+        kwargs = {"plain_settings": plain, "model": model.name, "broker_url": broker_url}
+        deployment = deployment_of(settings, model, "headrace.cluster.policy:Policy", kwargs)
+        application = deployment.bind(plain, model.name, broker_url)
+        targets.append(RunTarget(application, name=model.name, route_prefix=None))
     serve.run_many(targets, wait_for_applications_running=False)
 
 
-def deployment_of(settings: Settings, model: Model, broker_url: str, kind: type[Replica] = Replica) -> Any:
-    """How Serve runs a model's replicas: how many, with what, and how long they may take to end."""
+def deployment_of(
+    settings: Settings, model: Model, policy: str, policy_kwargs: dict[str, Any], kind: type[Replica] = Replica
+) -> Any:
+    """How Serve runs a model's replicas: how many, with what, and how long they may take to end.
+
+    `policy` is the import path of the class that decides how many, if the model has autoscaling.
+    """
     from ray import serve
 
     deployment: Any = serve.deployment(kind)
     return deployment.options(
         name="replica",
-        **_number(settings, model, broker_url),
+        **_number(model, policy, policy_kwargs),
         max_constructor_retry_count=3,
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=10.0,
@@ -56,21 +59,13 @@ def deployment_of(settings: Settings, model: Model, broker_url: str, kind: type[
     )
 
 
-def _number(settings: Settings, model: Model, broker_url: str) -> dict[str, Any]:
+def _number(model: Model, policy: str, policy_kwargs: dict[str, Any]) -> dict[str, Any]:
     """A fixed number of replicas, or Serve's autoscaling with our policy; its own delays and factors do nothing."""
     if model.autoscaling is None:
         return {"num_replicas": model.replicas}
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     make: Any = AutoscalingPolicy
-    policy = make(
-        policy_function="headrace.cluster.policy:Policy",
-        policy_kwargs={
-            "plain_settings": msgspec.to_builtins(settings),
-            "model": model.name,
-            "broker_url": broker_url,
-        },
-    )
     return {
         "num_replicas": "auto",
         "autoscaling_config": AutoscalingConfig(
@@ -80,7 +75,7 @@ def _number(settings: Settings, model: Model, broker_url: str) -> dict[str, Any]
             upscale_delay_s=0.0,
             downscale_delay_s=0.0,
             downscale_to_zero_delay_s=0.0,
-            policy=policy,
+            policy=make(policy_function=policy, policy_kwargs=policy_kwargs),
         ),
     }
 
@@ -95,9 +90,9 @@ def deployed() -> list[Deployed]:
         match application.status.value:
             case "RUNNING":
                 found.append(Deployed(name, "ready"))
-            case "DEPLOY_FAILED" | "UNHEALTHY":
+            case "DEPLOY_FAILED":
                 found.append(Deployed(name, "failed", _reason(message)))
-            case _:
+            case _:  # UNHEALTHY too: a replica was lost, and Serve starts another, which may take minutes
                 found.append(Deployed(name, "starting"))
     return found
 

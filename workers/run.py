@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -55,8 +56,12 @@ class Choice:
 class JobRun:
     """See the module. `done` is set when nothing of the job is left here."""
 
-    def __init__(self, claim: Claim, engine: Engine, writer: LogWriter) -> None:
+    def __init__(
+        self, claim: Claim, engine: Engine, writer: LogWriter, on_free: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_free` is called once, when the engine has been left: another job may have its slot."""
         self.claim = claim
+        self._on_free = on_free
         self.job = claim.job
         self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost, self.fail)
         self.done = asyncio.Event()
@@ -129,8 +134,7 @@ class JobRun:
         if self.is_ending:
             await self.done.wait()
             return
-        self.is_ending = True
-        self._stop_engine()
+        self._leave_engine()
         try:
             await self.track.clear()
             if not self.track.is_lost:
@@ -297,8 +301,7 @@ class JobRun:
             self._end("done", None)
 
     def _end(self, status: Status, failure: Failure | None) -> None:
-        self.is_ending = True
-        self._stop_engine()
+        self._leave_engine()
         settled = self.track.settle(Ended(status, failure, self._usage(), self._timings()))
         settled.add_done_callback(partial(self._on_settled, status))
 
@@ -311,9 +314,14 @@ class JobRun:
     def _on_lost(self) -> None:
         if not self.is_ending:
             log.warning("job %s is not ours any more", self.job.id, extra={"event": "job_lost"})
+            self._leave_engine()
+            self._close()
+
+    def _leave_engine(self) -> None:
+        if not self.is_ending:
             self.is_ending = True
             self._stop_engine()
-            self._close()
+            self._on_free()
 
     def _stop_engine(self) -> None:
         for choice in self._choices:

@@ -52,7 +52,10 @@ class Worker:
         self._engine = engine
         self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
         self._runs: dict[str, JobRun] = {}
-        self._free = asyncio.Condition()
+        self._busy = 0
+        """Slots of the engine that are taken."""
+        self._freed = asyncio.Event()
+        self._idle = asyncio.Event()
         self._work = asyncio.Event()
         self._shards_with_work: set[int] = set()
         self._is_draining = False
@@ -129,8 +132,7 @@ class Worker:
     async def _claim_no_more(self) -> None:
         self._is_draining, self._state = True, "draining"
         self._work.set()
-        async with self._free:
-            self._free.notify_all()
+        self._freed.set()
 
     async def _health_loop(self) -> None:
         """A replica that is not well gives everything away at once and ends: whoever started it starts another."""
@@ -178,8 +180,15 @@ class Worker:
                     await asyncio.wait_for(self._work.wait(), _IDLE_CLAIM_S)
 
     async def _slot(self) -> None:
-        async with self._free:
-            await self._free.wait_for(lambda: self.running < self._model.slots or self._is_draining)
+        """Wait for a slot of the engine. A job that only waits to be settled has none, and there may be as many."""
+        slots = self._model.slots
+        while not self._is_draining and (self._busy >= slots or self.running >= 2 * slots):
+            self._freed.clear()
+            await self._freed.wait()
+
+    def _on_free(self) -> None:
+        self._busy -= 1
+        self._freed.set()
 
     async def _claim_some(self) -> int:
         """Ask the shards in turn, first the one that woke us, until no slot is free or none has work."""
@@ -189,7 +198,7 @@ class Worker:
         claimed = 0
         for offset in range(self._broker.shards):
             shard = (first + offset) % self._broker.shards
-            free = self._model.slots - self.running
+            free = self._model.slots - self._busy
             if free <= 0:
                 break
             claimed += await self._claim(shard, min(free, _CLAIM_AT_ONCE))
@@ -209,7 +218,8 @@ class Worker:
     def _begin(self, shard: int, claim: Claim) -> JobRun:
         if claim.after == _QUEUED:
             metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
-        run = JobRun(claim, self._engine, self._writers[shard])
+        self._busy += 1
+        run = JobRun(claim, self._engine, self._writers[shard], self._on_free)
         self._runs[claim.job.id] = run
         self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
         task.add_done_callback(self._job_tasks.discard)
@@ -229,8 +239,9 @@ class Worker:
     async def _forget(self, run: JobRun) -> None:
         if self._runs.get(run.job.id) is run:
             del self._runs[run.job.id]
-        async with self._free:
-            self._free.notify_all()
+        self._freed.set()
+        if not self._runs:
+            self._idle.set()
 
     async def _give_back(self, run: JobRun) -> None:
         """A job on which the engine hung or died goes with a death: it must not take down one replica after another."""
@@ -243,8 +254,9 @@ class Worker:
             await self._forget(run)  # its task may hang in the engine for ever
 
     async def _wait_idle(self) -> None:
-        async with self._free:
-            await self._free.wait_for(lambda: not self._runs)
+        while self._runs:
+            self._idle.clear()
+            await self._idle.wait()
 
     # -- the other loops ------------------------------------------------------------------------------------------
 

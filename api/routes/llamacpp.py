@@ -9,6 +9,7 @@ from starlette.responses import Response
 from headrace.api import submit
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
+from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BrokerDown, NoCapacity
 from headrace.broker.settings import Model
@@ -16,7 +17,7 @@ from headrace.broker.settings import Model
 
 def router(pod: Pod) -> APIRouter:
     """What llama-server's clients speak."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BareRoute)
 
     def generates(path: str, name: str) -> None:
         @routes.post(path, response_class=Response, name=path)

@@ -8,13 +8,14 @@ from starlette.responses import Response
 
 from headrace.api import submit
 from headrace.api.pod import Pod
+from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.ollama import Load
 
 
 def router(pod: Pod) -> APIRouter:
     """What Ollama's clients speak."""
-    routes = APIRouter(prefix="/api")
+    routes = APIRouter(prefix="/api", route_class=BareRoute)
 
     async def run(request: Request, form: str) -> Response:
         try:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headrace.api import submit
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
+from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.embeddings import check_dimensions
 from headrace.api.wire.format import Parsed
@@ -23,7 +24,7 @@ _STARTED_S = int(time.time())
 
 def router(pod: Pod) -> APIRouter:
     """What OpenAI's clients speak."""
-    routes = APIRouter(prefix="/v1")
+    routes = APIRouter(prefix="/v1", route_class=BareRoute)
 
     @routes.post("/chat/completions", response_class=Response)
     async def chat_completions(request: Request) -> Response:

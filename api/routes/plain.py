@@ -11,6 +11,7 @@ from starlette.websockets import WebSocket
 
 from headrace.api import requests, submit
 from headrace.api.pod import Pod
+from headrace.api.routes.bare import BareRoute
 from headrace.api.websocket import Conversation
 from headrace.api.wire import BY_NAME, sse
 from headrace.broker.errors import BadRequest
@@ -31,7 +32,7 @@ _NOT_FIELDS = ("after",)
 
 def router(pod: Pod) -> APIRouter:
     """The plain format."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BareRoute)
 
     @routes.get("/chat", response_class=Response)
     async def ask(request: Request) -> Response:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -9,6 +11,7 @@ from starlette.responses import Response
 from headrace.api import submit
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
+from headrace.api.routes.bare import BareRoute
 from headrace.api.wire.tgi import TGI
 
 _GENERATE, _STREAM, _COMPAT = TGI("whole"), TGI("stream"), TGI("body")
@@ -16,7 +19,7 @@ _GENERATE, _STREAM, _COMPAT = TGI("whole"), TGI("stream"), TGI("body")
 
 def router(pod: Pod) -> APIRouter:
     """What TGI's clients speak; `huggingface_hub` posts to the root."""
-    routes = APIRouter()
+    routes = APIRouter(route_class=BareRoute)
 
     @routes.post("/generate", response_class=Response)
     async def generate(request: Request) -> Response:
@@ -47,7 +50,7 @@ def router(pod: Pod) -> APIRouter:
                 "validation_workers": 1,
                 "max_client_batch_size": 1,
                 "router": "headrace",
-                "version": "0.1.0",
+                "version": version("headrace"),
                 "sha": None,
                 "docker_label": None,
             }

@@ -17,129 +17,17 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.cluster.law import Signals
 from headrace.cluster.simulation.trace import Trace
+from headrace.cluster.simulation.world import NEVER, Policy, Replica, ReplicaModel, Run, World
+
+__all__ = ["Fleet", "Policy", "ReplicaModel", "Run", "World"]
 
 _DONE = 1e-7
-_NEVER = float("inf")
-
-
-@dataclass(frozen=True)
-class ReplicaModel:
-    """See the module. The defaults are the standard replica of the documented tables."""
-
-    prefill_tokens_per_s: float = 20_000.0
-    slots: int = 64
-    step_s: float = 0.025
-    idle_step_share: float = 0.6
-    kv_tokens: int = 400_000
-    prefill_share: float = 2 / 3
-    is_parallel: bool = False
-
-
-@dataclass(frozen=True)
-class World:
-    """What is around the replicas: how long they take to start, how they end, how they fail."""
-
-    start_up_s: float = 30.0
-    jitter: float = 0.2
-    drain_s: float = 30.0
-    failures_per_hour: float = 0.0
-    lease_s: float = 5.0
-    ttft_slo_s: float = 0.5
-    ttft_slo_prefills: float = 1.5
-    tpot_slo_s: float = 0.05
-    max_replicas: int = 64
-    seed: int = 0
-
-
-class Policy(Protocol):
-    """Who decides: asked every `period_s` simulated seconds for the number of replicas there should be."""
-
-    period_s: float
-    wants_p90: bool
-    """Whether `Signals.ttft_p90` is to be filled in, which takes time."""
-
-    def decide(self, signals: Signals) -> int: ...
-
-
-class _Replica:
-    __slots__ = (
-        "at",
-        "begun_s",
-        "decoding",
-        "gone_s",
-        "is_able",
-        "is_draining",
-        "is_ready",
-        "job",
-        "kv",
-        "left",
-        "number",
-        "ordered_s",
-        "orphans",
-        "rate",
-        "running",
-        "served",
-        "steps",
-        "version",
-    )
-
-    def __init__(self, number: int, ordered_s: float) -> None:
-        self.number = number
-        self.ordered_s = ordered_s
-        self.gone_s = _NEVER
-        self.is_ready = self.is_draining = self.is_able = False
-        self.running = self.kv = self.version = self.served = 0
-        self.job = -1
-        """What it prefills, or -1; `left` of its tokens are to do."""
-        self.left = 0.0
-        self.steps = 0.0
-        self.rate = 0.0
-        self.at = 0.0
-        self.begun_s = 0.0
-        self.orphans: list[int] = []
-        self.decoding: list[tuple[float, int, float]] = []
-        """(the step count at which it ends, request, that at which it began)"""
-
-
-@dataclass(frozen=True)
-class Run:
-    """What came of it, per request (seconds; NaN is never) and per replica."""
-
-    trace: Trace
-    world: World
-    ttft_s: NDArray[np.float64]
-    tpot_s: NDArray[np.float64]
-    ttft_slo_s: NDArray[np.float64]
-    targets: list[tuple[float, int]]
-    """Each change of the wanted number: when, and to what."""
-    lives: list[tuple[float, float]]
-    """From when to when each replica was paid for, cut at the end of the trace."""
-    thrown_away: int
-    events: int
-
-    @property
-    def is_ttft_met(self) -> NDArray[np.bool_]:
-        return self.ttft_s <= self.ttft_slo_s
-
-    @property
-    def is_tpot_met(self) -> NDArray[np.bool_]:
-        return self.tpot_s <= self.world.tpot_slo_s
-
-    @property
-    def is_met(self) -> NDArray[np.bool_]:
-        return self.is_ttft_met & self.is_tpot_met
-
-    @property
-    def replica_hours(self) -> float:
-        return sum(end - begin for begin, end in self.lives) / 3600
 
 
 class Fleet:
@@ -153,14 +41,14 @@ class Fleet:
         self._outputs: list[int] = trace.output_tokens.tolist()
         size = len(trace)
         self._made = [0] * size
-        self._first = [_NEVER] * size
-        self._last = [_NEVER] * size
+        self._first = [NEVER] * size
+        self._last = [NEVER] * size
         self._slo: list[float] = self._slos().tolist()
         self._queue: deque[int] = deque()
-        self._able: deque[_Replica] = deque()
-        self._replicas: list[_Replica] = []
-        self._gone: list[_Replica] = []
-        self._events: list[tuple[float, int, _Replica | None, int, int]] = []
+        self._able: deque[Replica] = deque()
+        self._replicas: list[Replica] = []
+        self._gone: list[Replica] = []
+        self._events: list[tuple[float, int, Replica | None, int, int]] = []
         self._order = 0
         self._now = 0.0
         self._target = initial
@@ -205,7 +93,7 @@ class Fleet:
                 self._change(replica, kind)
         return self._result()
 
-    def _push(self, at: float, replica: _Replica | None, version: int, kind: int) -> None:
+    def _push(self, at: float, replica: Replica | None, version: int, kind: int) -> None:
         self._order += 1
         heapq.heappush(self._events, (at, self._order, replica, version, kind))
 
@@ -234,7 +122,7 @@ class Fleet:
             queue.popleft()
             self._begin(replica, job, need)
 
-    def _begin(self, replica: _Replica, job: int, need: int) -> None:
+    def _begin(self, replica: Replica, job: int, need: int) -> None:
         self._waiting_tokens -= self._inputs[job]
         replica.running += 1
         replica.served += 1
@@ -250,7 +138,7 @@ class Fleet:
 
     # -- one replica ----------------------------------------------------------------------------------------------
 
-    def _advance(self, replica: _Replica) -> None:
+    def _advance(self, replica: Replica) -> None:
         """Bring its counts up to now, at the speeds since the last event."""
         passed = self._now - replica.at
         replica.at = self._now
@@ -260,13 +148,13 @@ class Fleet:
             share = self._model.prefill_share if replica.decoding else 1.0
             replica.left -= passed * share * self._model.prefill_tokens_per_s
 
-    def _schedule(self, replica: _Replica) -> None:
+    def _schedule(self, replica: Replica) -> None:
         """Its next event, from now on, at the speeds that hold until then; what was planned before is void."""
         model, count = self._model, len(replica.decoding)
         if model.is_parallel:
-            self._plan(replica, replica.decoding[0][0] if count else _NEVER)
+            self._plan(replica, replica.decoding[0][0] if count else NEVER)
             return
-        at = _NEVER
+        at = NEVER
         if replica.job >= 0:
             share = model.prefill_share if count else 1.0
             at = replica.left / (share * model.prefill_tokens_per_s)
@@ -277,12 +165,12 @@ class Fleet:
                 at = min(at, (replica.decoding[0][0] - replica.steps) / replica.rate)
         self._plan(replica, self._now + max(at, 0.0))
 
-    def _plan(self, replica: _Replica, at: float) -> None:
+    def _plan(self, replica: Replica, at: float) -> None:
         replica.version += 1
-        if at < _NEVER:
+        if at < NEVER:
             self._push(at, replica, replica.version, _STEP)
 
-    def _step(self, replica: _Replica) -> None:
+    def _step(self, replica: Replica) -> None:
         """A prompt is done, or a sequence is."""
         self._advance(replica)
         if self._model.is_parallel:
@@ -300,7 +188,7 @@ class Fleet:
         if replica.is_draining and not replica.running:
             self._leave(replica)
 
-    def _end_prefill(self, replica: _Replica) -> None:
+    def _end_prefill(self, replica: Replica) -> None:
         job = replica.job
         replica.job, replica.left = -1, 0.0
         self._prefill_s += self._now - replica.begun_s
@@ -314,7 +202,7 @@ class Fleet:
             heapq.heappush(replica.decoding, (replica.steps + left, job, replica.steps))
 
     def _note_first(self, job: int) -> None:
-        if self._first[job] < _NEVER:
+        if self._first[job] < NEVER:
             return
         self._first[job] = self._now
         ttft, slo = self._now - self._arrivals[job], self._slo[job]
@@ -323,12 +211,12 @@ class Fleet:
         if self._policy.wants_p90:
             self._recent.append((self._now, ttft / slo))
 
-    def _end_sequences(self, replica: _Replica, until: float) -> None:
+    def _end_sequences(self, replica: Replica, until: float) -> None:
         decoding = replica.decoding
         while decoding and decoding[0][0] <= until:
             self._end(replica, heapq.heappop(decoding)[1])
 
-    def _end(self, replica: _Replica, job: int) -> None:
+    def _end(self, replica: Replica, job: int) -> None:
         self._last[job] = self._now
         self._finished += 1
         self._decoded_tokens += self._outputs[job] - 1
@@ -336,7 +224,7 @@ class Fleet:
         replica.running -= 1
         replica.kv -= self._inputs[job] + self._outputs[job]
 
-    def _begin_parallel(self, replica: _Replica, job: int) -> None:
+    def _begin_parallel(self, replica: Replica, job: int) -> None:
         """Everything of it is known at once; `steps` is not used, ends are times."""
         prefill_s = self._inputs[job] / self._model.prefill_tokens_per_s
         now, self._now = self._now, self._now + prefill_s
@@ -349,7 +237,7 @@ class Fleet:
         self._schedule(replica)
         self._offer(replica)
 
-    def _offer(self, replica: _Replica) -> None:
+    def _offer(self, replica: Replica) -> None:
         """Enter it among the able, if it is."""
         if replica.is_able or replica.job >= 0 or not replica.is_ready or replica.is_draining:
             return
@@ -373,18 +261,18 @@ class Fleet:
         if len(there) > target:
             self._stop(there, len(there) - target)
 
-    def _order_replica(self) -> _Replica:
+    def _order_replica(self) -> Replica:
         self._order += 1
-        replica = _Replica(self._order, self._now)
+        replica = Replica(self._order, self._now)
         self._replicas.append(replica)
         return replica
 
-    def _start(self, replica: _Replica) -> None:
+    def _start(self, replica: Replica) -> None:
         world = self._world
         took_s = world.start_up_s * self._random.uniform(1 - world.jitter, 1 + world.jitter)
         self._push(self._now + took_s, replica, 0, _READY)
 
-    def _become_ready(self, replica: _Replica) -> None:
+    def _become_ready(self, replica: Replica) -> None:
         replica.is_ready, replica.at = True, self._now
         if self._world.failures_per_hour:
             life_s = self._random.exponential(3600 / self._world.failures_per_hour)
@@ -392,7 +280,7 @@ class Fleet:
         self._offer(replica)
         self._dispatch()
 
-    def _stop(self, there: list[_Replica], count: int) -> None:
+    def _stop(self, there: list[Replica], count: int) -> None:
         """Starting ones first, then any: Serve does not know which have work."""
         starting = [replica for replica in reversed(there) if not replica.is_ready]
         ready = [replica for replica in there if replica.is_ready]
@@ -412,8 +300,8 @@ class Fleet:
             else:
                 self._leave(replica)
 
-    def _change(self, replica: _Replica, kind: int) -> None:
-        if replica.gone_s < _NEVER and kind != _REQUEUE:
+    def _change(self, replica: Replica, kind: int) -> None:
+        if replica.gone_s < NEVER and kind != _REQUEUE:
             return
         if kind == _READY:
             if not replica.is_draining:
@@ -433,7 +321,7 @@ class Fleet:
             replica.orphans = []
             self._dispatch()
 
-    def _hand_back(self, replica: _Replica, after_s: float) -> None:
+    def _hand_back(self, replica: Replica, after_s: float) -> None:
         """What runs goes to the front of the queue, and is prefilled again with what it has made."""
         self._advance(replica)
         jobs = [] if replica.job < 0 else [replica.job]
@@ -447,8 +335,8 @@ class Fleet:
             self._able.remove(replica)
         self._push(self._now + after_s, replica, 0, _REQUEUE)
 
-    def _leave(self, replica: _Replica) -> None:
-        if replica.gone_s == _NEVER:
+    def _leave(self, replica: Replica) -> None:
+        if replica.gone_s == NEVER:
             replica.gone_s = self._now
             replica.version += 1
             self._replicas.remove(replica)
@@ -496,21 +384,12 @@ class Fleet:
         many = trace.output_tokens > 1
         with np.errstate(invalid="ignore"):
             tpot = np.where(many, (last - first) / np.maximum(trace.output_tokens - 1, 1), 0.0)
-        tpot[np.isnan(tpot)] = _NEVER
+        tpot[np.isnan(tpot)] = NEVER
         lives = [
             (each.ordered_s, min(each.gone_s, end)) for each in [*self._gone, *self._replicas] if each.ordered_s < end
         ]
-        return Run(
-            trace,
-            self._world,
-            first - trace.arrival_s,
-            tpot,
-            self._slos(),
-            self._targets,
-            lives,
-            self._thrown_away,
-            self._order,
-        )
+        ttft = first - trace.arrival_s
+        return Run(trace, self._world, ttft, tpot, self._slos(), self._targets, lives, self._thrown_away, self._order)
 
 
 _TICK, _STEP, _READY, _DRAINED, _FAIL, _REQUEUE = range(6)

@@ -148,7 +148,7 @@ async def refused(up: Deployment, route: str, body: bytes) -> Answer:
     asked = time.monotonic()
     answer = await up.ask("POST", PATHS[route], content=body)
     assert (answer.status, answer.error["type"]) == (400, "invalid_request_error"), answer.body
-    assert time.monotonic() - asked < 0.5
+    assert time.monotonic() - asked < 1.5  # three times what it may take
     assert len(answer.body) < 1000
     return answer
 

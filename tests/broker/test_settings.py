@@ -201,3 +201,30 @@ def test_wrong_settings_of_an_engine_are_named(tmp_path: Path, model: dict[str, 
 def test_the_example_configurations_can_be_read() -> None:
     for file in sorted((Path(__file__).parents[2] / "examples").glob("*.yaml")):
         assert load(file, {}).models
+
+
+# -- autoscaling -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ("{min_replicas: 3, max_replicas: 2}", "models[0].autoscaling.min_replicas: 3 must be 0 to `max_replicas`"),
+        ("{min_replicas: 0, max_replicas: 0}", "models[0].autoscaling.max_replicas: 0 must be at least 1"),
+        ("{min_replicas: 2}", "models[0].replicas: 1 must be `min_replicas` to `max_replicas`"),
+        ("{attainment: 1.0}", "models[0].autoscaling.attainment: 1.0 must be 0.5 to 0.9999"),
+        ("{attainment: .nan}", "models[0].autoscaling.attainment: nan must be 0.5 to 0.9999"),
+        ("{ttft_slo_s: 0}", "models[0].autoscaling.ttft_slo_s: 0.0 must be more than 0"),
+        ("{decode_tokens_per_s: -1}", "models[0].autoscaling.decode_tokens_per_s: -1.0 must be more than 0"),
+        ("{start_up_s: -1}", "models[0].autoscaling.start_up_s: -1.0 must not be negative"),
+        ("{max_replica: 2}", "unknown field `max_replica`"),
+    ],
+)
+def test_autoscaling_that_cannot_be_is_told(tmp_path: Path, fields: str, said: str) -> None:
+    assert said in error_of(tmp_path, f"models: [{{name: m, engine: scripted, autoscaling: {fields}}}]")
+
+
+def test_the_autoscaler_is_set_from_the_environment_too(tmp_path: Path) -> None:
+    found = load_text(tmp_path, MODEL, HEADRACE_AUTOSCALER__ADVISORY="true", HEADRACE_AUTOSCALER__GPUS="4")
+    assert (found.autoscaler.advisory, found.autoscaler.gpus) == (True, 4.0)
+    assert "autoscaler.period_s" in error_of(tmp_path, MODEL + "autoscaler: {period_s: 0}")

@@ -82,3 +82,15 @@ def test_at_most_two_reversals_an_hour_on_a_ramp() -> None:
     row = sweep.row(sweep.run(trace, model, world, policy, 1), "headrace", 0.99, 1)
     assert row.reversals_per_hour <= 2
     assert row.attainment >= 0.99
+
+
+def test_f4_a_backlog_that_those_that_start_will_work_off_asks_for_no_more() -> None:
+    plain = Config(max_replicas=20, start_up_s=8.0)
+    _, state = decide_over(quiet(3, ready=1, starting=1), plain)
+    waiting = quiet(4, 3.0, ready=1, starting=1, waiting=40, waiting_tokens=400_000)  # 20 s of prefill
+    made, _ = decide_over(waiting, plain, state)
+    assert {each.target for each in made} == {2}
+    alone = quiet(4, 3.0, ready=1, waiting=40, waiting_tokens=400_000)
+    _, state = decide_over(quiet(3, ready=1), plain)
+    made, _ = decide_over(alone, plain, state)
+    assert made[0].target > 1 and made[0].reason == "backlog"

@@ -38,6 +38,13 @@ def test_prompts_wait_for_each_other_and_slow_what_decodes() -> None:
     assert run.tpot_s[0] == pytest.approx((200 * 0.02 + 0.2) / 200)
 
 
+def test_a_prompt_is_faster_once_nothing_decodes() -> None:
+    trace = of("two", np.array([0.0, 0.1]), np.array([2000, 20_000]), np.array([3, 1]))
+    run = played(trace, MODEL, World(), Static(1), 1)
+    # two steps of the first at a third of the speed; so long two thirds of the time are the second's
+    assert run.ttft_s[1] == pytest.approx(0.12 + (20_000 - 0.12 * 20_000 * 2 / 3) / 20_000)
+
+
 def test_a_full_batch_is_slower_than_an_empty_one() -> None:
     model = ReplicaModel(step_s=0.025, idle_step_share=0.6, slots=4)
     run = played(even(1e6, 4e-6, 1, 1001), model, World(), Static(1), 1)

@@ -68,7 +68,8 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
 def cluster(redis_server: EmbeddedServer) -> Iterator[Cluster]:
     folder = Path(mkdtemp(prefix="hr-ray-", dir="/tmp"))
     config = folder / "headrace.yaml"
-    models = [{"name": "scripted", "engine": "scripted", "cpus": 0.5, "slots": 8}]
+    autoscaling = {"min_replicas": 1, "max_replicas": 2}
+    models = [{"name": "scripted", "engine": "scripted", "cpus": 0.5, "slots": 8, "autoscaling": autoscaling}]
     config.write_text(yaml.safe_dump({"models": models, "worker": {"drain_s": 0.2}}), "utf-8")
     gcs, dashboard, head_agent, node_agent = free_ports(4)
     env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "HEADRACE_"))}
