@@ -19,7 +19,7 @@ const PASSING = new Set(["broker_down", "broker_full", "internal_error", "unavai
 /** Yields `{text, reasoning, finishReason, usage, choice, position}`; what a chunk does not say is "" or undefined.
  *
  * `urls` are the pods' addresses, `body` the fields of OpenAI's chat route. Leaving the loop or aborting `signal`
- * cancels the job. Throws HeadraceError, or `signal`'s reason; after `giveUpMs` without a byte, what the connection said.
+ * cancels the job. Throws HeadraceError, or `signal`'s reason; after `giveUpMs` without a byte, the last error.
  */
 export async function* chat(urls, body, { apiKey, signal, giveUpMs = 60_000, silenceMs = 60_000, onReconnect } = {}) {
   const headers = { "X-On-Disconnect": String(Math.min(giveUpMs / 1000, 86_400)) };
