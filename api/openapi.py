@@ -84,14 +84,18 @@ _QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
     **{("get", path): _MODEL for path in ("/props", "/slots", "/info")},
     **{("post", path): _MODEL for path, body in BODIES.items() if (body.format or "").startswith(("llamacpp", "tgi"))},
 }
-_HEADERS: Mapping[str, Mapping[str, Any]] = {
-    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
+_READING: Mapping[str, Mapping[str, Any]] = {
+    "Last-Event-ID": {"type": "string", "description": "a position: send what follows it"},
     "X-On-Disconnect": {"type": "string", "description": "`cancel`, `continue`, or seconds"},
+    "X-Coalesce-Ms": {"type": "integer", "minimum": 0, "maximum": 10_000},
+}
+_HEADERS: Mapping[str, Mapping[str, Any]] = {
+    **_READING,
+    "Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255},
     "X-Priority": {"enum": ["interactive", "default", "batch"]},
     "X-Queue-Timeout": {"type": "number", "exclusiveMinimum": 0},
     "X-Request-Id": {"type": "string", "maxLength": 128},
 }
-_LAST_EVENT_ID = {"Last-Event-ID": {"type": "string", "description": "a position: send what follows it"}}
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -186,13 +190,13 @@ def _parameters(method: str, path: str, body: Body | None, fields: Mapping[str, 
     query = _QUERIES.get((method, path), {})
     headers: Mapping[str, Mapping[str, Any]] = {}
     if body is not None and body.format:
-        headers = {**_HEADERS, **_LAST_EVENT_ID}
+        headers = _HEADERS
         query = {**query, **_RESUME}
     elif (method, path) == ("get", "/chat"):
-        headers = _LAST_EVENT_ID
+        headers = _HEADERS
         query = {name: schema for name, schema in fields[path].items() if name not in ("messages", "stream")}
     elif method == "get" and path in ("/v1/streams/{job}", "/v1/responses/{response}"):
-        headers = _LAST_EVENT_ID
+        headers = _READING
     return [
         *({"name": name, "in": "path", "required": True, "schema": _TEXT} for name in re.findall(r"{(\w+)}", path)),
         *({"name": name, "in": "query", "schema": schema} for name, schema in query.items()),

@@ -1,11 +1,11 @@
 /** Chat over HTTP that outlives its connections, for browsers and Node: an ES module without dependencies.
  *
- * A stream is a job in the server's log. Each event names its position; when a connection is lost, the next pod is asked
- * for what follows the last position that was seen, so the text has no hole and nothing twice. The request itself carries
- * an Idempotency-Key, so that it can be sent again, and makes one job all the same.
+ * A stream is a job in the server's log. Each event names its position; when a connection is lost, the next pod is
+ * asked for what follows the last position that was seen, so the text has no hole and nothing twice. The request itself
+ * carries an Idempotency-Key, so that it can be sent again, and makes one job all the same.
  */
 
-/** What the server says is wrong; `status` is 0 if the answer had begun, `retryAfterS` undefined if nothing was said. */
+/** What the server says is wrong; `status` is 0 if the answer had begun. */
 export class HeadraceError extends Error {
   constructor(message, { code, status = 0, retryAfterS } = {}) {
     super(message);
@@ -18,11 +18,12 @@ const PASSING = new Set(["broker_down", "broker_full", "internal_error", "unavai
 
 /** Yields `{text, reasoning, finishReason, usage, choice, position}`; what a chunk does not say is "" or undefined.
  *
- * `urls` are the pods' addresses, `body` the fields of OpenAI's chat route. Leaving the loop or aborting `signal` cancels
- * the job. Throws HeadraceError, or `signal`'s reason; after `giveUpMs` without a byte, the connection's own error.
+ * `urls` are the pods' addresses, `body` the fields of OpenAI's chat route. Leaving the loop or aborting `signal`
+ * cancels the job. Throws HeadraceError, or `signal`'s reason; after `giveUpMs` without a byte, the last error.
  */
 export async function* chat(urls, body, { apiKey, signal, giveUpMs = 60_000, silenceMs = 60_000, onReconnect } = {}) {
-  const headers = { "X-On-Disconnect": String(giveUpMs / 1000), ...(apiKey && { Authorization: `Bearer ${apiKey}` }) };
+  const headers = { "X-On-Disconnect": String(Math.min(giveUpMs / 1000, 86_400)) };
+  if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
   const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0"));
   const request = {
     method: "POST",
@@ -59,7 +60,8 @@ export async function* chat(urls, body, { apiKey, signal, giveUpMs = 60_000, sil
       } catch (error) {
         signal?.throwIfAborted();
         lostAt ||= Date.now();
-        const isPassing = error.status >= 500 && PASSING.has(error.code);
+        const isBusy = job && [408, 429].includes(error.status);
+        const isPassing = isBusy || (error.status >= 500 && PASSING.has(error.code));
         isOver ||= error instanceof HeadraceError && !isPassing;
         if (isOver || Date.now() - lostAt > giveUpMs) throw error;
       } finally {
@@ -91,7 +93,7 @@ export async function cancel(urls, job, { apiKey, signal } = {}) {
   throw trouble;
 }
 
-/** Nobody wants the answer any more. A job whose id never came is asked for by its key; failing that, it ends by itself. */
+/** Nobody wants the answer any more. A job whose id never came is asked for by its key. */
 async function abandon(urls, job, request, headers) {
   const signal = AbortSignal.timeout(5000);
   try {

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -20,6 +22,7 @@ from headrace.broker.memory import MemoryBroker
 from headrace.broker.settings import ApiSettings, ScriptedModel, Settings
 from tests.api.conftest import Deploy
 
+ROOT = Path(__file__).parents[2]
 SETTINGS = Settings([ScriptedModel(name="m")])
 
 
@@ -118,6 +121,15 @@ def test_errors_are_shown_in_each_familys_form(document: dict[str, Any]) -> None
     assert example("/v1/chat/completions")["error"]["param"] == "temperature"
     assert example("/api/chat").keys() == {"error"} and isinstance(example("/api/chat")["error"], str)
     assert example("/v1/messages")["type"] == "error"
+
+
+def test_it_has_every_header_that_is_read_and_so_has_the_page(document: dict[str, Any]) -> None:
+    source = (ROOT / "api" / "requests.py").read_text("utf-8")
+    read = set(re.findall(r'headers\.get(?:list)?\("([a-z-]+)"', source)) - {"content-length"}
+    said = {each["name"] for each in document["paths"]["/chat"]["post"]["parameters"] if each["in"] == "header"}
+    assert {name.lower() for name in said} == read
+    page = (ROOT / "docs" / "http.md").read_text("utf-8")
+    assert {name for name in said if f"| `{name}: " not in page} == set()
 
 
 async def test_a_pod_serves_it(deploy: Deploy) -> None:

@@ -140,6 +140,12 @@ def test_responses_run_in_the_background_and_are_read_and_cancelled_on_the_other
     assert client.responses.retrieve(made.id).status == "cancelled"
 
 
+def test_responses_are_cancelled_by_leaving(client: OpenAI, world: Deployment) -> None:
+    asked = client.responses.create
+    with world.one_job("cancelled"), asked(model="scripted", input="hi", max_output_tokens=LONG, stream=True) as events:
+        next(iter(events))
+
+
 def test_responses_get_errors(client: OpenAI, world: Deployment) -> None:
     with world.no_job(), pytest.raises(openai.NotFoundError):
         client.responses.create(model="nobody", input="hi")
