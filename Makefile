@@ -68,7 +68,7 @@ format: setup
 	$(BIN)/ruff format .
 
 bench: setup
-	@exec $(BIN)/headrace bench $(ARGS)
+	@exec $(BIN)/python bench/points.py $(ARGS)
 
 # What is installed, with hashes and without the index's address; run it after a change of pyproject.toml.
 lock:
