@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from headrace.cluster.simulation.rivals import RIVALS, Static
 from headrace.cluster.simulation.trace import load, of, poisson
 from tests.cluster.scenes import Watched, even, played
 
-TRACES = Path("/work/shared/traces")
+TRACES = Path(os.environ.get("HEADRACE_TRACES", Path(__file__).parents[3] / "shared" / "traces"))
 """Public traces, where somebody has put them; nothing of the project needs them."""
 
 MODEL = ReplicaModel(step_s=0.02, idle_step_share=1.0)
