@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from headrace.api import origins, wire
 from headrace.api.pod import Pod
-from headrace.api.relay import retry_after
+from headrace.api.reply import retry_after
 from headrace.api.routes import ROUTERS
 from headrace.api.wire.format import status_of
 from headrace.broker import metrics

@@ -1,7 +1,7 @@
-"""From a log to a client: the response objects, which speak ASGI directly.
+"""From a log to a client, frame by frame.
 
-A client that leaves ends its reader, nothing else; what its leaving means for the job, the reading leases say. No timer
-or task exists per token: the pod's beat pokes the streams that are due for a heartbeat.
+No timer or task exists per token: a hint is folded and written where it arrives, as long as the client keeps up, and
+the pod's beat pokes the streams that are due for a heartbeat.
 """
 
 from __future__ import annotations
@@ -9,177 +9,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from functools import partial
 
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Send
 
-from headrace.api.carrier import leave
-from headrace.api.connection import Connection
 from headrace.api.joining import joined
-from headrace.api.pod import Pod
+from headrace.api.reply import ClientGone, Reply, Subject, end_of, raise_failure
 from headrace.api.requests import Cut, Skip
-from headrace.api.wire.format import Format, can_join, status_of
-from headrace.broker import errors, keys, metrics
-from headrace.broker.errors import BadPosition, BodyTooLarge, BrokerDown, HeadraceError, JobEnded, LogLost
-from headrace.broker.messages import Claimed, Ended, Queued, ReadEntry, Started, View
+from headrace.api.wire.format import can_join
+from headrace.broker import keys, metrics
+from headrace.broker.errors import BadPosition, BrokerDown, HeadraceError, LogLost
+from headrace.broker.messages import Claimed, Queued, ReadEntry, Started
 from headrace.broker.tail import Reader
 
 log = logging.getLogger(__name__)
 
 _PROBE_S = 0.1
-
-
-class ClientGone(HeadraceError):
-    """The client has left."""
-
-    code = "disconnected"
-
-
-class Subject:
-    """What a response is about: a job, as one reader of it sees it."""
-
-    def __init__(  # noqa: PLR0913  # what is read, for whom, and how
-        self,
-        pod: Pod,
-        job_id: str,
-        view: View,
-        form: Format,
-        route: str,
-        grace_ms: int | None,
-        coalesce_s: float = 0.0,
-    ) -> None:
-        self.pod = pod
-        self.job_id = job_id
-        self.view = view
-        self.form = form
-        self.route = route
-        self.grace_ms = grace_ms
-        """What this reader's leaving means, if it said so; None is what was said at admission."""
-        self.coalesce_s = coalesce_s
-        """Frames wait this long for others to go out with."""
-        self.is_replay = False
-        """It joins a job that an earlier request with the same idempotency key has made."""
-        self.started_at = time.monotonic()
-
-    def count(self, outcome: str) -> None:
-        duration_s = time.monotonic() - self.started_at
-        metrics.REQUESTS.labels(self.route, self.view.model, outcome).inc()
-        metrics.REQUEST_DURATION.labels(self.view.model, self.route, outcome).observe(duration_s)
-
-
-class Reply(Response):
-    """What both kinds of response share: they notice that the client leaves, and they leave the log tidily."""
-
-    def __init__(self, subject: Subject, reader: Reader) -> None:
-        super().__init__()
-        self.subject = subject
-        self.reader = reader
-        self.outcome = ClientGone.code
-        self.connection = Connection()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if not leave(scope, partial(self.serve, scope, receive, send)):
-            await self.serve(scope, receive, send)
-
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond, until the end or until the client leaves."""
-        subject, gauge = self.subject, metrics.STREAMS_OPEN.labels(self.subject.route)
-        gauge.inc()
-        self.connection = Connection.of(scope)
-        watcher: asyncio.Task[None] | None = None
-        try:
-            self.connection.when_half_closed(self.on_half_closed)
-            if self.connection.can_tell_lost():
-                self.connection.when_lost(self._on_lost)
-            else:
-                watcher = asyncio.create_task(self._watch_client(receive), name="watch client")
-            await self.respond(send)
-        except ClientGone:
-            pass
-        except Exception as error:  # a bug: no layer is left to answer it
-            log.error("job %s: its response failed", subject.job_id, exc_info=error, extra={"event": "request_failed"})
-            await self.give_up(send)
-        except asyncio.CancelledError:
-            if not subject.pod.is_draining:
-                raise
-            await self._cut_off()
-        finally:
-            if watcher is not None:
-                watcher.cancel()
-            gauge.dec()
-            subject.pod.tail.close_reader(self.reader, subject.grace_ms)
-            subject.count(self.outcome)
-
-    async def give_up(self, send: Send) -> None:
-        """End a response that cannot be made."""
-        await self._refuse(send, HeadraceError())
-
-    async def _cut_off(self) -> None:
-        """The pod ends, not the client: no terminator, so that it resumes elsewhere, and its reading lease runs on."""
-        self.outcome = "drained"
-        self.subject.pod.tail.abandon(self.reader)
-        self.connection.abort()
-        await asyncio.sleep(0)  # the server learns of the abort, and does not miss the end of the response
-
-    async def respond(self, send: Send) -> None:
-        raise NotImplementedError
-
-    def on_half_closed(self) -> None:
-        """The client has closed its writing side, which most mean as leaving."""
-        self.connection.abort()
-
-    async def _watch_client(self, receive: Receive) -> None:
-        """Wait until the client leaves. A body that nobody asked for is dropped, up to what any body may have."""
-        left = self.subject.pod.settings.api.max_body_bytes
-        while (message := await receive())["type"] != "http.disconnect":
-            left -= len(message.get("body", b""))
-            if left < 0:
-                self.reader.fail(BodyTooLarge())
-                return
-        self._on_lost()
-
-    def _on_lost(self) -> None:
-        self.reader.fail(ClientGone())
-
-    async def _refuse(self, send: Send, error: HeadraceError) -> None:
-        """The error in place of the response, with its own status."""
-        self.outcome, error.job_id = error.code, self.subject.job_id
-        form = self.subject.form
-        await self._send_whole(send, status_of(form, error), form.error_body(error), retry_after(error))
-
-    async def _send_whole(self, send: Send, status: int, body: bytes, headers: dict[str, str]) -> None:
-        await self._send_start(
-            send, status, {"content-type": "application/json", "content-length": str(len(body)), **headers}
-        )
-        await send({"type": "http.response.body", "body": body})
-
-    async def _send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        named = {"x-request-id": self.subject.job_id, **headers}
-        if self.subject.is_replay:
-            named["x-idempotent-replay"] = "true"
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
-        await send({"type": "http.response.start", "status": status, "headers": raw})
-
-
-class WholeReply(Reply):
-    """A response in one piece."""
-
-    async def respond(self, send: Send) -> None:
-        whole = self.subject.form.whole(self.subject.job_id, self.subject.view)
-        try:
-            while True:
-                for entry in await self.reader.read():
-                    whole.feed(entry)
-                    if ended := end_of(entry):
-                        raise_failure(ended)
-                        await self._send_whole(send, 200, whole.body(), {})
-                        self.outcome = "ok"
-                        return
-        except ClientGone:
-            raise
-        except HeadraceError as error:
-            await self._refuse(send, error)
 
 
 class StreamReply(Reply):
@@ -384,7 +228,7 @@ class StreamReply(Reply):
                 "cache-control": "no-cache",
                 "x-accel-buffering": "no",
             }
-            await self._send_start(send, 200, headers)
+            await self.send_start(send, 200, headers)
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self.is_writing = False
         self._beat_later()
@@ -392,27 +236,11 @@ class StreamReply(Reply):
     async def _fail(self, send: Send, error: HeadraceError) -> None:
         self.outcome, error.job_id = error.code, self.subject.job_id
         if not self._has_headers:
-            await self._refuse(send, error)
+            await self.refuse(send, error)
             return
         form = self.subject.form
         frame = form.frame("", form.error_frame(error))
         await self._write(send, frame + form.terminator, is_last=True)
-
-
-def end_of(entry: ReadEntry) -> Ended | None:
-    last = entry.events[-1] if entry.events else None
-    return last if isinstance(last, Ended) else None
-
-
-def raise_failure(ended: Ended) -> None:
-    """Raise what a job that did not finish ended with."""
-    if ended.status != "done":
-        failure = ended.error
-        raise errors.from_failure(failure.code, failure.message, failure.param) if failure else JobEnded()
-
-
-def retry_after(error: HeadraceError) -> dict[str, str]:
-    return {"retry-after": str(error.retry_after_s)} if error.retry_after_s is not None else {}
 
 
 def _is_started(entry: ReadEntry) -> bool:

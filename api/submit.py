@@ -16,7 +16,8 @@ from starlette.responses import Response
 
 from headrace.api import auth, estimate, requests
 from headrace.api.pod import Pod
-from headrace.api.relay import StreamReply, Subject, WholeReply
+from headrace.api.relay import StreamReply
+from headrace.api.reply import Subject, WholeReply
 from headrace.api.requests import Cut, Skip
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.format import Format, Parsed, Whole

@@ -23,7 +23,7 @@ from headrace.api import origins, requests, submit
 from headrace.api.body import check_depth
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
-from headrace.api.relay import ClientGone, Reply
+from headrace.api.reply import ClientGone, Reply
 from headrace.api.submit import Place
 from headrace.api.wire import BY_NAME, sse
 from headrace.broker import errors, metrics

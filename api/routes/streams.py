@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from headrace.api import submit
 from headrace.api.pod import Pod
-from headrace.api.relay import Reply
+from headrace.api.reply import Reply
 from headrace.api.routes.answers import as_json
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BadRequest

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from starlette.types import Message
 
 from headrace.api.pod import Pod
-from headrace.api.relay import StreamReply, Subject
+from headrace.api.relay import StreamReply
+from headrace.api.reply import Subject
 from headrace.api.requests import Cut
 from headrace.api.wire import BY_NAME
 from headrace.broker import keys
