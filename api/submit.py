@@ -32,8 +32,9 @@ from headrace.broker.errors import (
     ModelNotFound,
 )
 from headrace.broker.messages import Job, View, decode_entry
+from headrace.broker.models import Model
 from headrace.broker.protocol import Admission, JobStatus, Share
-from headrace.broker.settings import KeySettings, Model
+from headrace.broker.settings import KeySettings
 from headrace.broker.tail import REPAIR_S, START, Reader
 
 log = logging.getLogger(__name__)

@@ -24,9 +24,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is 
 from headrace.broker import keys
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.messages import Job, Text, View
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import QueueSettings, RedisSettings, ScriptedModel, Settings
+from headrace.broker.settings import QueueSettings, RedisSettings, Settings
 from headrace.broker.tasks import loop_factory
 from headrace.cli.processes import usage
 from headrace.workers.engines.protocol import Generation, Run, Step

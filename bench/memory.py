@@ -12,9 +12,10 @@ import tempfile
 from headrace.broker import keys
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.messages import Chat, Job, Message, View
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import QueueSettings, RedisSettings, ScriptedModel, Settings, WorkerSettings
+from headrace.broker.settings import QueueSettings, RedisSettings, Settings, WorkerSettings
 from headrace.workers import engines
 from headrace.workers.worker import Worker
 

@@ -12,7 +12,8 @@ import typer
 from rich.console import Console
 
 from headrace.broker.errors import BrokerDown
-from headrace.broker.settings import ScriptedModel, Settings
+from headrace.broker.models import ScriptedModel
+from headrace.broker.settings import Settings
 from headrace.cli import options
 from headrace.cli.bench_ready import wait_ready
 from headrace.cli.bench_report import Report, costs, report, show

@@ -19,8 +19,9 @@ from rich.status import Status
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
+from headrace.broker.models import Model
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import Model, Settings
+from headrace.broker.settings import Settings
 from headrace.cli import options
 from headrace.cli.supervisor import Child
 

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from headrace.broker.errors import EngineFailed
+from headrace.broker.models import Model
 from headrace.broker.outage import open_when_up
-from headrace.broker.settings import Model, Settings
+from headrace.broker.settings import Settings
 from headrace.broker.tasks import loop_factory
 from headrace.cli import options
 

@@ -22,9 +22,10 @@ from msgspec.structs import replace
 
 from headrace.broker.errors import BrokerDown
 from headrace.broker.messages import ScaleDecision
+from headrace.broker.models import Model, ModelAutoscaling
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
-from headrace.broker.settings import Model, ModelAutoscaling, Settings
+from headrace.broker.settings import Settings
 from headrace.cluster import law
 from headrace.cluster.budget import Want, split
 from headrace.cluster.law import Decision, Signals, State

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
-from headrace.broker.settings import Model, Settings
+from headrace.broker.models import Model
+from headrace.broker.settings import Settings
 from headrace.cluster.replica import Replica
 
 _HEALTH_PERIOD_S = 1.0

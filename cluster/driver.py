@@ -13,7 +13,8 @@ import sys
 
 import msgspec
 
-from headrace.broker.settings import Model, Settings
+from headrace.broker.models import Model
+from headrace.broker.settings import Settings
 from headrace.cluster import deployment
 from headrace.cluster.deployment import Deployed
 from headrace.cluster.local import LocalRay

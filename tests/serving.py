@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Iterator
 from headrace.api import server
 from headrace.api.app import create_app
 from headrace.broker.embedded import EmbeddedServer
+from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import ApiSettings, ScriptedModel, Settings, WorkerSettings
+from headrace.broker.settings import ApiSettings, Settings, WorkerSettings
 from headrace.workers import engines
 from headrace.workers.worker import Worker
 from tests.support import eventually

@@ -14,9 +14,10 @@ from functools import partial
 
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
+from headrace.broker.models import Model
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker, Claim
-from headrace.broker.settings import Model, Settings
+from headrace.broker.settings import Settings
 from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine

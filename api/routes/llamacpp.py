@@ -12,7 +12,7 @@ from headrace.api.routes.answers import as_json
 from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BrokerDown, NoCapacity
-from headrace.broker.settings import Model
+from headrace.broker.models import Model
 
 
 def router(pod: Pod) -> APIRouter:

@@ -17,7 +17,7 @@ from headrace.api.wire.embeddings import check_dimensions
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.ollama_models import Known, look_up
 from headrace.broker.errors import BrokerDown
-from headrace.broker.settings import Model
+from headrace.broker.models import Model
 
 _STARTED_S = int(time.time())
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from headrace.api.wire.ollama import stamp
-from headrace.broker.settings import Model
+from headrace.broker.models import Model
 
 _STARTED = stamp(round(time.time() * 1000))
 _FOR_EVER = timedelta(days=365 * 100)

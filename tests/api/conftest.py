@@ -10,14 +10,8 @@ import pytest
 import redis
 
 from headrace.broker.embedded import EmbeddedServer
-from headrace.broker.settings import (
-    ApiSettings,
-    KeySettings,
-    QueueSettings,
-    ScriptedModel,
-    Settings,
-    WorkerSettings,
-)
+from headrace.broker.models import ScriptedModel
+from headrace.broker.settings import ApiSettings, KeySettings, QueueSettings, Settings, WorkerSettings
 from headrace.broker.tasks import loop_factory
 from tests.api.deployment import Deployment, MakeEngine, RecordingEngine, nothing_is_left
 

@@ -16,8 +16,9 @@ from prometheus_client import REGISTRY
 from headrace.api.pod import Pod as PodState
 from headrace.api.relay import StreamReply
 from headrace.broker import metrics
+from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import ScriptedModel, Settings
+from headrace.broker.settings import Settings
 from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import ScriptedEngine
 from headrace.workers.worker import Worker

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.messages import Chat, Message, ToolCall
-from headrace.broker.settings import ScriptedCall, ScriptedPart
+from headrace.broker.models import ScriptedCall, ScriptedPart
 from tests.api.conftest import Deploy
 from tests.api.deployment import Answer, Deployment
 from tests.api.spoken import CHAT, HI, MESSAGES, Spoken, assert_continues

@@ -11,8 +11,9 @@ import pytest
 import redis
 
 from headrace.broker.embedded import EmbeddedServer
+from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import ApiSettings, QueueSettings, RedisSettings, ScriptedModel, Settings, WorkerSettings
+from headrace.broker.settings import ApiSettings, QueueSettings, RedisSettings, Settings, WorkerSettings
 from tests.api.conftest import Deploy
 from tests.api.deployment import Answer, Deployment, RecordingEngine
 from tests.api.sockets import Clock, sent

@@ -19,8 +19,9 @@ from headrace.api.wire import BY_NAME
 from headrace.broker import keys
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Job, Text, View
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission
-from headrace.broker.settings import QueueSettings, ScriptedModel, Settings
+from headrace.broker.settings import QueueSettings, Settings
 from headrace.broker.tail import Reader
 from headrace.workers.engines.protocol import Step
 from headrace.workers.worker import Worker

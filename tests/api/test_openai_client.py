@@ -22,7 +22,7 @@ from headrace.broker.messages import (
     ToolCall,
     ToolCallDelta,
 )
-from headrace.broker.settings import ScriptedCall, ScriptedPart
+from headrace.broker.models import ScriptedCall, ScriptedPart
 from tests.api.by_hand import HandWorker
 from tests.api.conftest import Deploy
 from tests.api.test_responses_client import client_of

@@ -19,7 +19,8 @@ from headrace.api.app import create_app
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import HeadraceError
 from headrace.broker.memory import MemoryBroker
-from headrace.broker.settings import ApiSettings, ScriptedModel, Settings
+from headrace.broker.models import ScriptedModel
+from headrace.broker.settings import ApiSettings, Settings
 from tests.api.conftest import Deploy
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,8 @@ from headrace.api.pod import Pod
 from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.metrics import BROKER_UP
-from headrace.broker.settings import QueueSettings, ScriptedModel, Settings
+from headrace.broker.models import ScriptedModel
+from headrace.broker.settings import QueueSettings, Settings
 from tests.faults import FaultyBroker
 from tests.support import eventually
 

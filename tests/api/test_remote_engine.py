@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text
-from headrace.broker.settings import RemoteModel
+from headrace.broker.models import RemoteModel
 from headrace.workers.engines.protocol import Generation
 from headrace.workers.engines.remote import RemoteEngine
 from headrace.workers.engines.scripted import oracle

@@ -10,7 +10,8 @@ import yaml
 
 from headrace.broker import settings
 from headrace.broker.errors import ConfigError
-from headrace.broker.settings import LlamacppModel, ScriptedModel, Settings, load
+from headrace.broker.models import LlamacppModel, ScriptedModel
+from headrace.broker.settings import Settings, load
 
 ROOT = Path(__file__).parents[2]
 MODEL = "models: [{name: m, engine: scripted}]\n"

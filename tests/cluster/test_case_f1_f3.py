@@ -7,14 +7,9 @@ import asyncio
 import pytest
 
 from headrace.broker.memory import MemoryBroker
+from headrace.broker.models import ModelAutoscaling, ScriptedModel
 from headrace.broker.protocol import Broker
-from headrace.broker.settings import (
-    AutoscalerSettings,
-    ModelAutoscaling,
-    QueueSettings,
-    ScriptedModel,
-    Settings,
-)
+from headrace.broker.settings import AutoscalerSettings, QueueSettings, Settings
 from headrace.cluster import law
 from headrace.cluster.autoscaler import Autoscaler
 from headrace.cluster.law import Config, Signals, State

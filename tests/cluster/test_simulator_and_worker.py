@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from headrace.broker import keys
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Job, Text, View
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission
-from headrace.broker.settings import QueueSettings, ScriptedModel, Settings, WorkerSettings
+from headrace.broker.settings import QueueSettings, Settings, WorkerSettings
 from headrace.cluster.simulation.fleet import Fleet, ReplicaModel, World
 from headrace.cluster.simulation.rivals import Static
 from headrace.cluster.simulation.trace import Trace, poisson

@@ -20,15 +20,9 @@ import redis.asyncio as redis
 from bench.chaos_stream import Reading, Refused, ask
 from bench.proxy import Proxy
 from headrace.broker.embedded import EmbeddedServer, socket_path
+from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import (
-    ApiSettings,
-    QueueSettings,
-    RedisSettings,
-    ScriptedModel,
-    Settings,
-    WorkerSettings,
-)
+from headrace.broker.settings import ApiSettings, QueueSettings, RedisSettings, Settings, WorkerSettings
 from headrace.client import sse
 from headrace.workers import engines
 from headrace.workers.engines.scripted import oracle

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 
-from headrace.broker.settings import LlamacppModel, Model, TransformersModel, VllmArguments, VllmModel
+from headrace.broker.models import LlamacppModel, Model, TransformersModel, VllmArguments, VllmModel
 from headrace.workers import engines
 from headrace.workers.engines.protocol import Engine
 from tests.workers.llamacpp_runs import CONTEXT, DATA_DIR, REPO, default_model

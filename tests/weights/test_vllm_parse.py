@@ -10,7 +10,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.parser import ParserManager
 
 from headrace.broker.messages import Tool
-from headrace.broker.settings import VllmModel
+from headrace.broker.models import VllmModel
 from headrace.workers.engines import hf_folder
 from headrace.workers.engines.chat_template import openai_tool
 from headrace.workers.engines.hf_vocab import HfVocab

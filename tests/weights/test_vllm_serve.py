@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from headrace.broker.messages import Chat, Job, JsonSchema, Message
-from headrace.broker.settings import RemoteModel, VllmModel
+from headrace.broker.models import RemoteModel, VllmModel
 from headrace.workers.engines import hf_folder
 from headrace.workers.engines.protocol import Generation
 from headrace.workers.engines.remote import RemoteEngine

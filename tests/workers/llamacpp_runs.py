@@ -11,7 +11,8 @@ from typing import Any
 import msgspec
 
 from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, TokenLogprob
-from headrace.broker.settings import LlamacppModel, load
+from headrace.broker.models import LlamacppModel
+from headrace.broker.settings import load
 from headrace.workers.engines.protocol import Engine, Generation, Run, Step, Token
 
 REPO = Path(__file__).parents[2]

@@ -9,8 +9,9 @@ from typing import Any
 from headrace.broker import keys, messages
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Delta, Ended, Finished, Job, ReadEntry, Result, Started, Text, View
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission, Broker
-from headrace.broker.settings import QueueSettings, ScriptedModel, Settings, WorkerSettings
+from headrace.broker.settings import QueueSettings, Settings, WorkerSettings
 from headrace.broker.tasks import cancel_all
 from headrace.workers.engines.protocol import Capabilities, Engine, Generation, Step, Token
 from headrace.workers.engines.scripted import oracle

@@ -30,8 +30,8 @@ from headrace.broker.messages import (
     ToolCall,
     Usage,
 )
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Append
-from headrace.broker.settings import ScriptedModel
 from headrace.workers.engines.scripted import ScriptedEngine, oracle
 from tests.support import eventually
 from tests.workers.replicas import HandEngine, MakeStage, Stage

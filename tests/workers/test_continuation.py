@@ -11,8 +11,9 @@ from prometheus_client import REGISTRY
 from headrace.broker import messages
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Claimed, Delta, Ended, Event, Finished, Started, Text, Usage
+from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Append
-from headrace.broker.settings import QueueSettings, ScriptedModel
+from headrace.broker.settings import QueueSettings
 from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import ScriptedEngine, oracle
 from tests.workers.replicas import HandEngine, Replica, Stage, oracle_text, token_of

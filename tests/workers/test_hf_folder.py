@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import VllmModel
+from headrace.broker.models import VllmModel
 from headrace.workers.engines import hf_folder
 
 Fake = Callable[[str], None]

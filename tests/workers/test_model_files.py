@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import LlamacppModel, WheelFile
+from headrace.broker.models import LlamacppModel, WheelFile
 from headrace.workers.engines import model_files
 
 CONTENT = b"GGUF" + b"weights" * 1000

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.broker.messages import Delta, Event, Finished, JsonSchema, Started, Tool, ToolCallDelta, Usage
-from headrace.broker.settings import ScriptedCall, ScriptedPart
+from headrace.broker.models import ScriptedCall, ScriptedPart
 from headrace.workers.engines.protocol import Step
 from tests.workers.replicas import HandEngine, Stage, token_of
 from tests.workers.test_continuation import Recording, cut, go_on

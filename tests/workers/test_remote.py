@@ -25,7 +25,7 @@ from headrace.broker.messages import (
     Tool,
     ToolCall,
 )
-from headrace.broker.settings import RemoteModel
+from headrace.broker.models import RemoteModel
 from headrace.workers.engines.protocol import Generation, Step
 from headrace.workers.engines.remote import RemoteEngine
 from tests.support import eventually

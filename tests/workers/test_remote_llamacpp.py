@@ -9,7 +9,7 @@ import pytest
 import xllamacpp
 
 from headrace.broker.messages import Chat, Grammar, Job, Message, Text
-from headrace.broker.settings import RemoteModel
+from headrace.broker.models import RemoteModel
 from headrace.workers.engines import model_files
 from headrace.workers.engines.protocol import Generation
 from headrace.workers.engines.remote import RemoteEngine

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Finished, Usage
-from headrace.broker.settings import RemoteModel
+from headrace.broker.models import RemoteModel
 from headrace.workers.engines import remote
 from headrace.workers.engines.remote import RemoteEngine
 from tests.support import eventually

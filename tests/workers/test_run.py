@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headrace.broker.errors import EngineFailed
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Ended, Finished, Started, Usage
-from headrace.broker.settings import QueueSettings, ScriptedModel
+from headrace.broker.models import ScriptedModel
+from headrace.broker.settings import QueueSettings
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Step
 from headrace.workers.engines.scripted import ScriptedEngine

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker.errors import ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, Tokens
-from headrace.broker.settings import ScriptedModel
+from headrace.broker.models import ScriptedModel
 from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import DEFAULT_TOKENS, ScriptedEngine, oracle, prompt_text
 from tests import jumping

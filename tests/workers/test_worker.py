@@ -11,7 +11,7 @@ import pytest
 from headrace.broker import metrics
 from headrace.broker.errors import EngineDied, EngineFailed
 from headrace.broker.messages import Text
-from headrace.broker.settings import ScriptedModel, ScriptedPart
+from headrace.broker.models import ScriptedModel, ScriptedPart
 from headrace.workers.engines.scripted import ScriptedEngine
 from tests.support import eventually
 from tests.workers.replicas import HandEngine, MakeStage, Stage, oracle_text

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from headrace.broker.settings import ScriptedModel
+from headrace.broker.models import ScriptedModel
 from headrace.workers.engines.scripted import ScriptedEngine
 from tests.faults import Fault
 from tests.support import eventually

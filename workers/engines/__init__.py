@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.settings import LlamacppModel, Model, RemoteModel, ScriptedModel, TransformersModel, VllmModel
+from headrace.broker.models import LlamacppModel, Model, RemoteModel, ScriptedModel, TransformersModel, VllmModel
 from headrace.workers.engines.protocol import Engine
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import WeightsModel
+from headrace.broker.models import WeightsModel
 from headrace.workers.engines import model_files
 
 Progress = Callable[[str, float], None]

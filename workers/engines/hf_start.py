@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.broker.errors import BadRequest, ConfigError, EngineFailed
 from headrace.broker.messages import Constraint, Grammar, JsonObject, JsonSchema, Regex
-from headrace.broker.settings import TransformersModel
+from headrace.broker.models import TransformersModel
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.hf_decode import Decoding
 from headrace.workers.engines.hf_vocab import HfVocab

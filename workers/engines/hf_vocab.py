@@ -9,7 +9,7 @@ from typing import Any
 import xgrammar
 
 from headrace.broker.errors import ConfigError
-from headrace.broker.settings import WeightsModel
+from headrace.broker.models import WeightsModel
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.protocol import Token
 

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.broker.errors import BadRequest, ConfigError, ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Batch, Chat, Job, Result, Text, Tokens
-from headrace.broker.settings import LlamacppModel
+from headrace.broker.models import LlamacppModel
 from headrace.workers.engines import llamacpp_answers, llamacpp_tools, model_files
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.gguf_vocab import GgufVocab

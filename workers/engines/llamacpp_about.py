@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.broker.settings import LlamacppModel
+from headrace.broker.models import LlamacppModel
 from headrace.workers.engines.llamacpp_prompt import Prompts
 from headrace.workers.engines.protocol import Capabilities, Details
 

@@ -14,7 +14,7 @@ import xllamacpp
 from msgspec import Struct
 
 from headrace.broker.errors import EngineFailed
-from headrace.broker.settings import LlamacppModel
+from headrace.broker.models import LlamacppModel
 from headrace.workers.engines.llamacpp_server import open_server
 
 _EUCLIDEAN = 2  # llama.cpp's word for vectors of length 1

@@ -12,7 +12,7 @@ import xllamacpp
 
 from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Job, Sampling, Tokens
-from headrace.broker.settings import LlamacppModel
+from headrace.broker.models import LlamacppModel
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llamacpp_wire import StreamReader, request_body
 from headrace.workers.engines.protocol import Generation

@@ -20,7 +20,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import LlamacppModel, WeightsModel, WheelFile
+from headrace.broker.models import LlamacppModel, WeightsModel, WheelFile
 
 Progress = Callable[[str, float], None]
 

@@ -18,7 +18,7 @@ import msgspec
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed, HeadraceError
 from headrace.broker.messages import Batch, Chat, Job, Prompt, Result, Text, Tokens
-from headrace.broker.settings import RemoteModel
+from headrace.broker.models import RemoteModel
 from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
 from headrace.workers.engines.remote_frames import Event
 from headrace.workers.engines.remote_llamacpp import LlamacppApi

@@ -16,7 +16,7 @@ from typing import Literal
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Result, Text, TokenLogprob
-from headrace.broker.settings import ScriptedModel
+from headrace.broker.models import ScriptedModel
 from headrace.workers.engines import scripted_answers
 from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
 from headrace.workers.engines.scripted_parts import SPECIAL, Part, end_of, parts_of, piece, script_parts, step_of

@@ -20,7 +20,7 @@ import msgspec
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded
 from headrace.broker.messages import Batch, Chat, Job, Message, Prompt, Result, Text, Tokens
-from headrace.broker.settings import ScriptedModel
+from headrace.broker.models import ScriptedModel
 from headrace.workers.engines.scripted_parts import piece, token_ids
 
 

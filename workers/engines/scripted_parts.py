@@ -26,7 +26,7 @@ from msgspec import Struct
 
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Grammar, Job, JsonSchema, Regex, ToolCallDelta
-from headrace.broker.settings import ScriptedModel, ScriptedPart
+from headrace.broker.models import ScriptedModel, ScriptedPart
 from headrace.workers.engines.protocol import Step, Token
 from headrace.workers.engines.scripted_json import fitting
 

@@ -17,7 +17,7 @@ import msgspec
 
 from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError
 from headrace.broker.messages import Job, Result, Sampling, Tokens
-from headrace.broker.settings import TransformersModel
+from headrace.broker.models import TransformersModel
 from headrace.workers.engines import hf_folder, hf_prompts
 from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
 

@@ -16,7 +16,7 @@ import msgspec
 
 from headrace.broker.errors import EngineDied, EngineFailed
 from headrace.broker.messages import Job, Result, Sampling, Tokens
-from headrace.broker.settings import VllmModel
+from headrace.broker.models import VllmModel
 from headrace.workers.engines import hf_folder, hf_prompts
 from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
 

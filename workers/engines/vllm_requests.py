@@ -17,7 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Chat, Constraint, Grammar, Job, JsonObject, JsonSchema, Regex, Tool
-from headrace.broker.settings import VllmModel
+from headrace.broker.models import VllmModel
 from headrace.workers.engines.chat_template import ChatTemplate, openai_message, openai_tool
 from headrace.workers.engines.hf_prompts import active_tools
 from headrace.workers.engines.hf_vocab import HfVocab

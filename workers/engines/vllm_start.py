@@ -6,7 +6,7 @@ import os
 from typing import NamedTuple
 
 from headrace.broker.errors import ConfigError, EngineFailed
-from headrace.broker.settings import VllmModel
+from headrace.broker.models import VllmModel
 from headrace.workers.engines.vllm_plugin import REPLICA_PID
 
 # Before vLLM is imported: some of these are read then, and all are inherited by its processes.
