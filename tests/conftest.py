@@ -12,7 +12,8 @@ import redis
 
 from headrace.broker.embedded import EmbeddedServer
 
-hypothesis.settings.register_profile("headrace", deadline=None)  # speed is never asserted
+# speed is never asserted, nor is that of making examples
+hypothesis.settings.register_profile("headrace", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("headrace")
 
 

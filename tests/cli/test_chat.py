@@ -129,8 +129,8 @@ async def test_on_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(redis_ser
                 terminal.type("hello\n")
                 await eventually(lambda: answer("hello", 3) in terminal.text, 15)
                 process.send_signal(signal.SIGINT)
-                await eventually(lambda: "[stopped]" in terminal.text and terminal.text.endswith("> "))
-                await eventually(is_idle)
+                await eventually(lambda: "[stopped]" in terminal.text and terminal.text.endswith("> "), 15)
+                await eventually(is_idle, 15)
                 terminal.type("\x04")
                 assert await asyncio.wait_for(process.wait(), 10) == 0
             finally:
