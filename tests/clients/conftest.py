@@ -13,9 +13,9 @@ from headrace.broker.embedded import EmbeddedServer
 from tests.clients.browser import Browser, chromium
 from tests.clients.deployment import Deployment
 from tests.clients.node import Node, node_program
-from tests.system.conftest import MakeMachine, make_machine
+from tests.system.conftest import MakeMachine, machines
 
-__all__ = ["make_machine"]
+make_machine = pytest.fixture(scope="session")(machines)
 
 HERE = Path(__file__).parent
 

@@ -160,9 +160,8 @@ class Machine:
 MakeMachine = Callable[..., Machine]
 
 
-@pytest.fixture(scope="session")
-def make_machine() -> Iterator[MakeMachine]:
-    """Machines in short folders (unix sockets lie in them), all ended at the end."""
+def machines() -> Iterator[MakeMachine]:
+    """Machines in short folders (unix sockets lie in them), all ended at the end: each costs a tenth of a core."""
     made: list[Machine] = []
 
     def make(settings: dict[str, object], pods: int = 1, **more: Path) -> Machine:
@@ -174,6 +173,9 @@ def make_machine() -> Iterator[MakeMachine]:
     for machine in made:
         machine.end()
         shutil.rmtree(machine.folder)
+
+
+make_machine = pytest.fixture(scope="module")(machines)
 
 
 def scripted(*, tokens_per_s: float = 50.0, slots: int = 64, **fields: object) -> dict[str, object]:
