@@ -5,9 +5,9 @@ Names and shapes are those of https://platform.claude.com/docs/en/api.
 
 from __future__ import annotations
 
-from headrace.api.wire import ends, sse
+from headrace.api.wire import sse
 from headrace.broker.errors import HeadraceError, JobEnded
-from headrace.broker.messages import Ended, View
+from headrace.broker.messages import View
 
 _TYPES = {
     401: "authentication_error",
@@ -44,11 +44,10 @@ def _type(error: HeadraceError) -> str:
     return "api_error" if error.status >= 500 or isinstance(error, JobEnded) else "invalid_request_error"
 
 
-def error_of(end: Ended, job_id: str) -> HeadraceError:
-    """What a job that did not finish ended with; it says which job."""
-    error = ends.error_of(end)
+def envelope_of(job_id: str, error: HeadraceError) -> bytes:
+    """The envelope of an error that a job ended with; it says which job."""
     error.job_id = job_id
-    return error
+    return envelope(error)
 
 
 class AnthropicWire:

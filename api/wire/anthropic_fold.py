@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.api.wire import sse
-from headrace.api.wire.anthropic import envelope, error_of
+from headrace.api.wire.anthropic import envelope_of
+from headrace.api.wire.ends import error_of
 from headrace.broker.messages import Delta, Ended, Finished, ReadEntry, Started, ToolCallDelta, Usage, View
 
 _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
@@ -84,7 +85,7 @@ class MessagesFold:
                 case Ended(status="done"):
                     frames += self._end(event)
                 case Ended():
-                    frames.append(envelope(error_of(event, self._job_id)))
+                    frames.append(envelope_of(self._job_id, error_of(event)))
         return frames
 
     def _start(self, event: Started) -> list[bytes]:

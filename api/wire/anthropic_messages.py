@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import msgspec
 
 from headrace.api.body import decode
 from headrace.api.wire import sse
-from headrace.api.wire.anthropic import AnthropicWire, envelope, error_of
+from headrace.api.wire.anthropic import AnthropicWire, envelope_of
 from headrace.api.wire.anthropic_fold import MessagesFold, MessagesWhole
 from headrace.api.wire.anthropic_request import INT64_MAX, MessagesRequest, Request, job_of, stops_of, think_of
+from headrace.api.wire.ends import OneFrame
 from headrace.api.wire.format import Parsed
 from headrace.broker.errors import BadRequest, EngineFailed
-from headrace.broker.messages import Ended, ReadEntry, Result, Sampling, View
+from headrace.broker.messages import ReadEntry, Result, Sampling, View
 from headrace.broker.settings import ApiSettings
 
 _RANGES: tuple[tuple[str, float, float], ...] = (
@@ -65,8 +68,8 @@ class AnthropicCountTokens(AnthropicWire):
         request = decode(_count, body, limits)
         return Parsed(job_of(request, limits, kind="count", think=think_of(request.thinking, INT64_MAX)), stream=False)
 
-    def fold(self, job_id: str, view: View) -> CountFold:
-        return CountFold(job_id)
+    def fold(self, job_id: str, view: View) -> OneFrame:
+        return OneFrame(self.whole(job_id, view), partial(envelope_of, job_id))
 
     def whole(self, job_id: str, view: View) -> CountWhole:
         return CountWhole()
@@ -87,21 +90,3 @@ class CountWhole:
         if self._tokens is None:
             raise EngineFailed("the tokens were not counted")
         return sse.encode({"input_tokens": self._tokens})
-
-
-class CountFold:
-    """A count as a stream of one frame, for those who come back for it."""
-
-    def __init__(self, job_id: str) -> None:
-        self._job_id = job_id
-        self._whole = CountWhole()
-
-    def feed(self, entry: ReadEntry) -> list[bytes]:
-        self._whole.feed(entry)
-        end = entry.events[-1] if entry.events else None
-        if not isinstance(end, Ended):
-            return []
-        try:
-            return [self._whole.body() if end.status == "done" else envelope(error_of(end, self._job_id))]
-        except EngineFailed as error:
-            return [envelope(error)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, cast
 
 import msgspec
@@ -12,11 +12,12 @@ from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import openai_extras, sse
+from headrace.api.wire.checks import token_ids
+from headrace.api.wire.ends import OneFrame
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.openai import TOKEN_ID_MAX, OpenAIWire
-from headrace.api.wire.openai_fold import error_of
-from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError
-from headrace.broker.messages import Batch, Ended, Job, ReadEntry, Result, Text, Tokens, View
+from headrace.api.wire.openai import OpenAIWire
+from headrace.broker.errors import BadRequest, EngineFailed
+from headrace.broker.messages import Batch, Job, ReadEntry, Result, Text, Tokens, View
 from headrace.broker.settings import ApiSettings
 
 MAX_INPUTS = 2048
@@ -66,29 +67,11 @@ class Embeddings(OpenAIWire):
         job = Job("", request.model, Batch(_inputs(request.input)), kind="embed")
         return Parsed(job, stream=False, options={"embeddings": options})
 
-    def fold(self, job_id: str, view: View) -> EmbeddingsFold:
-        return EmbeddingsFold(view, self.error_frame)
+    def fold(self, job_id: str, view: View) -> OneFrame:
+        return OneFrame(self.whole(job_id, view), self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbeddingsWhole:
         return EmbeddingsWhole(view)
-
-
-class EmbeddingsFold:
-    """As a stream it is one frame, the body; see `format.Fold`. `say` makes a frame of an error."""
-
-    def __init__(self, view: View, say: Callable[[HeadraceError], bytes]) -> None:
-        self._whole = EmbeddingsWhole(view)
-        self._say = say
-
-    def feed(self, entry: ReadEntry) -> list[bytes]:
-        self._whole.feed(entry)
-        last = entry.events[-1] if entry.events else None
-        if not isinstance(last, Ended):
-            return []
-        try:
-            return [self._whole.body() if last.status == "done" else self._say(error_of(last))]
-        except HeadraceError as error:
-            return [self._say(error)]
 
 
 class EmbeddingsWhole:
@@ -151,6 +134,4 @@ def _input(each: str | list[int], where: str) -> Text | Tokens:
         raise BadRequest(f"{where} must not be empty.", param=where)
     if isinstance(each, str):
         return Text(each)
-    if not all(0 <= token <= TOKEN_ID_MAX for token in each):
-        raise BadRequest(f"The token ids of {where} must be from 0 to {TOKEN_ID_MAX}.", param=where)
-    return Tokens(each)
+    return Tokens(token_ids(each, where))

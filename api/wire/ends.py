@@ -27,5 +27,11 @@ class OneFrame:
         self._whole.feed(entry)
         match entry.events[-1:]:
             case [Ended() as ended]:
-                return [self._whole.body() if ended.status == "done" else self._envelope(error_of(ended))]
+                return [self._last(ended)]
         return []
+
+    def _last(self, ended: Ended) -> bytes:
+        try:
+            return self._whole.body() if ended.status == "done" else self._envelope(error_of(ended))
+        except HeadraceError as error:  # what was answered is not what was asked for
+            return self._envelope(error)

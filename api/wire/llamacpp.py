@@ -131,22 +131,10 @@ class CompletionRequest(Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(CompletionRequest)
 
 
-class LlamacppWire:
+class LlamacppWire(sse.SSEWire):
     """How all formats of llama.cpp's stand on the wire."""
 
-    media_type: str = sse.MEDIA_TYPE
-    terminator: bytes = b""
-
-    def frame(self, position: str, payload: bytes) -> bytes:
-        return sse.frame(position, payload)
-
-    def heartbeat(self, note: str, view: View) -> bytes:
-        return sse.heartbeat(note)
-
-    def error_frame(self, error: HeadraceError) -> bytes:
-        return envelope(error)
-
-    def error_body(self, error: HeadraceError) -> bytes:
+    def envelope(self, error: HeadraceError) -> bytes:
         return envelope(error)
 
 

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import sse
-from headrace.api.wire.ends import error_of
+from headrace.api.wire.ends import OneFrame
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.ollama import Load, OllamaWire, Say, is_unload, metrics
+from headrace.api.wire.ollama import Load, OllamaWire, is_unload, metrics
 from headrace.api.wire.ollama_fold import model_of
 from headrace.api.wire.ollama_request import Options, check_model, check_options
 from headrace.broker.errors import BadRequest, EngineFailed
@@ -66,8 +66,8 @@ class OllamaEmbed(OllamaWire):
         options = {"asked": request.model, "dimensions": request.dimensions or None}
         return Parsed(_job(request.model, inputs), stream=False, options=options)
 
-    def fold(self, job_id: str, view: View) -> EmbedFold:
-        return EmbedFold(EmbedWhole(view), self.error_frame)
+    def fold(self, job_id: str, view: View) -> OneFrame:
+        return OneFrame(EmbedWhole(view), self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbedWhole:
         return EmbedWhole(view)
@@ -89,8 +89,8 @@ class OllamaEmbeddings(OllamaEmbed):
             raise Load(request.model, sse.encode({"embedding": []}))
         return Parsed(_job(request.model, [request.prompt]), stream=False, options={"asked": request.model})
 
-    def fold(self, job_id: str, view: View) -> EmbedFold:
-        return EmbedFold(EmbeddingsWhole(view), self.error_frame)
+    def fold(self, job_id: str, view: View) -> OneFrame:
+        return OneFrame(EmbeddingsWhole(view), self.error_frame)
 
     def whole(self, job_id: str, view: View) -> EmbeddingsWhole:
         return EmbeddingsWhole(view)
@@ -131,24 +131,6 @@ class EmbeddingsWhole(EmbedWhole):
 
     def body(self) -> bytes:
         return sse.encode({"embedding": self.vectors()[0]})
-
-
-class EmbedFold:
-    """Embeddings as a stream of one frame, for those who come back for them."""
-
-    def __init__(self, whole: EmbedWhole, say: Say) -> None:
-        self._whole = whole
-        self._say = say
-
-    def feed(self, entry: ReadEntry) -> list[bytes]:
-        self._whole.feed(entry)
-        end = entry.events[-1] if entry.events else None
-        if not isinstance(end, Ended):
-            return []
-        try:
-            return [self._whole.body() if end.status == "done" else self._say(error_of(end))]
-        except EngineFailed as error:
-            return [self._say(error)]
 
 
 def _check(request: EmbedRequest | EmbeddingsRequest) -> None:

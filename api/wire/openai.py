@@ -13,15 +13,15 @@ from collections.abc import Mapping
 from msgspec import Struct, structs
 
 from headrace.api.wire import sse
+from headrace.api.wire.checks import INT64_MAX, MAX_BIASES, TOKEN_ID_MAX, stops
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.openai_constraint import Constrained, constraint_of
 from headrace.broker.errors import BadRequest, HeadraceError, JobEnded
-from headrace.broker.messages import Band, Job, Prompt, Sampling, View
+from headrace.broker.messages import Band, Job, Prompt, Sampling
 from headrace.broker.settings import ApiSettings
 
-INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
-INT32_MAX = TOKEN_ID_MAX = 2**31 - 1
-MAX_BIASES = 1024
+INT64_MIN = -(2**63)
+INT32_MAX = 2**31 - 1
 
 BANDS: Mapping[str, Band] = {"priority": "interactive", "default": "default", "auto": "default", "flex": "batch"}
 """What each `service_tier` asks for."""
@@ -118,7 +118,7 @@ def job_of(request: Sampled, prompt: Prompt, limits: ApiSettings) -> Job:
         "",
         request.model,
         prompt,
-        stop=_stop(request.stop, limits),
+        stop=stops(request.stop, limits),
         sampling=_sampling(request),
         ignore_eos=bool(request.ignore_eos),
         constraint=constraint_of(request),
@@ -130,15 +130,6 @@ def check_range(request: Sampled, name: str, low: float, high: float) -> None:
     value = getattr(request, name)
     if value is not None and not low <= value <= high:
         raise BadRequest(f"{name} must be from {low} to {high}.", param=name)
-
-
-def _stop(stop: str | list[str] | None, limits: ApiSettings) -> list[str]:
-    stops = [stop] if isinstance(stop, str) else stop or []
-    if len(stops) > limits.max_stops:
-        raise BadRequest(f"stop must have at most {limits.max_stops} strings.", param="stop")
-    if not all(1 <= len(each) <= limits.max_stop_chars for each in stops):
-        raise BadRequest(f"A stop string must have from 1 to {limits.max_stop_chars} characters.", param="stop")
-    return stops
 
 
 def _sampling(request: Sampled) -> Sampling:
@@ -209,23 +200,13 @@ def _type(error: HeadraceError) -> str:
     return "server_error" if error.status >= 500 or isinstance(error, JobEnded) else "invalid_request_error"
 
 
-class OpenAIWire:
+class OpenAIWire(sse.SSEWire):
     """How OpenAI's formats stand on the wire."""
 
-    media_type: str = sse.MEDIA_TYPE
     terminator: bytes = sse.DONE
     joins_text: bool = True
     fields: Mapping[str, str] = {"think": "reasoning_effort"}
     """What workers call otherwise than this format does."""
 
-    def frame(self, position: str, payload: bytes) -> bytes:
-        return sse.frame(position, payload)
-
-    def heartbeat(self, note: str, view: View) -> bytes:
-        return sse.heartbeat(note)
-
-    def error_frame(self, error: HeadraceError) -> bytes:
-        return sse.encode({"error": shown_error(error, self.fields)})
-
-    def error_body(self, error: HeadraceError) -> bytes:
+    def envelope(self, error: HeadraceError) -> bytes:
         return sse.encode({"error": shown_error(error, self.fields)})

@@ -10,8 +10,9 @@ from msgspec import structs
 
 from headrace.api.body import decode
 from headrace.api.wire import openai_extras, sse
+from headrace.api.wire.checks import token_ids
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.openai import TOKEN_ID_MAX, OpenAIWire, Request, check_range, parsed
+from headrace.api.wire.openai import OpenAIWire, Request, check_range, parsed
 from headrace.api.wire.openai_fold import Answer, OpenAIFold, OpenAIWhole, Shape, shown_logprob
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Delta, Text, TokenLogprob, Tokens, View
@@ -84,9 +85,7 @@ def _echo(request: CompletionRequest, prompt: Text | Tokens) -> str:
 
 
 def _tokens(ids: list[int]) -> Tokens:
-    if not all(0 <= each <= TOKEN_ID_MAX for each in ids):
-        raise BadRequest(f"The token ids of prompt must be from 0 to {TOKEN_ID_MAX}.", param="prompt")
-    return Tokens(ids)
+    return Tokens(token_ids(ids, "prompt"))
 
 
 class _Logprobs:

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from headrace.api.wire import sse
+from headrace.api.wire.ends import error_of
 from headrace.api.wire.openai_calls import Calls
-from headrace.broker.errors import Cancelled, EngineFailed, HeadraceError, from_failure
+from headrace.broker.errors import HeadraceError
 from headrace.broker.messages import (
     Alternative,
     Delta,
@@ -226,13 +227,6 @@ class OpenAIWhole:
             "logprobs": self._shape.logprobs()(tokens) if tokens else None,
             "finish_reason": reason and self._shape.reasons.get(reason, reason),
         }
-
-
-def error_of(event: Ended) -> HeadraceError:
-    """Why a job that is not done has ended."""
-    if event.error is None:
-        return Cancelled() if event.status == "cancelled" else EngineFailed()
-    return from_failure(event.error.code, event.error.message, event.error.param)
 
 
 def thought_tokens(event: Delta) -> int:

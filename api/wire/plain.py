@@ -71,12 +71,10 @@ def envelope(error: HeadraceError) -> bytes:
     return sse.encode({"error": {**said, "param": error.param} if error.param else said, "done": True})
 
 
-class Plain:
+class Plain(sse.SSEWire):
     """Server-sent events; see `format.Format`."""
 
     name: str = "plain"
-    media_type: str = sse.MEDIA_TYPE
-    terminator: bytes = b""
     joins_text: bool = True
 
     def parse(self, body: bytes, limits: ApiSettings) -> Parsed:
@@ -99,16 +97,7 @@ class Plain:
     def whole(self, job_id: str, view: View) -> PlainWhole:
         return PlainWhole()
 
-    def frame(self, position: str, payload: bytes) -> bytes:
-        return sse.frame(position, payload)
-
-    def heartbeat(self, note: str, view: View) -> bytes:
-        return sse.heartbeat(note)
-
-    def error_frame(self, error: HeadraceError) -> bytes:
-        return envelope(error)
-
-    def error_body(self, error: HeadraceError) -> bytes:
+    def envelope(self, error: HeadraceError) -> bytes:
         return envelope(error)
 
 

@@ -14,9 +14,9 @@ from msgspec import Struct, structs
 
 from headrace.api.body import decode
 from headrace.api.wire import openai_extras, openai_think, openai_tools, sse
+from headrace.api.wire.checks import INT64_MAX
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.openai import (
-    INT64_MAX,
     OpenAIWire,
     Sampled,
     band,

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from headrace.api.wire import sse
+from headrace.api.wire.ends import error_of
 from headrace.api.wire.openai import shown_error
 from headrace.api.wire.openai_calls import call_id
-from headrace.api.wire.openai_fold import HeldLogprobs, error_of, shown_tokens, thought_tokens
+from headrace.api.wire.openai_fold import HeldLogprobs, shown_tokens, thought_tokens
 from headrace.api.wire.responses_items import CallItem, Event, Item, MessageItem, ReasoningItem
 from headrace.broker.messages import Delta, Ended, Finished, Queued, ReadEntry, Started, ToolCallDelta, Usage, View
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import msgspec
 
+from headrace.broker.errors import HeadraceError
+from headrace.broker.messages import View
+
 MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 
@@ -41,3 +44,25 @@ def heartbeat(note: str) -> bytes:
     It ends in one newline: with a blank line after it an official SDK sees an event without data, and breaks.
     """
     return b": %b\n" % " ".join(note.split()).encode()
+
+
+class SSEWire:
+    """How a format that streams so stands on the wire; see `format.Format`. It says its own `envelope` of an error."""
+
+    media_type: str = MEDIA_TYPE
+    terminator: bytes = b""
+
+    def envelope(self, error: HeadraceError) -> bytes:
+        raise NotImplementedError
+
+    def frame(self, position: str, payload: bytes) -> bytes:
+        return frame(position, payload)
+
+    def heartbeat(self, note: str, view: View) -> bytes:
+        return heartbeat(note)
+
+    def error_frame(self, error: HeadraceError) -> bytes:
+        return self.envelope(error)
+
+    def error_body(self, error: HeadraceError) -> bytes:
+        return self.envelope(error)

@@ -90,12 +90,10 @@ class GenerateRequest(Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(GenerateRequest)
 
 
-class TGI:
+class TGI(sse.SSEWire):
     """See the module and `format.Format`. All modes are one format: they differ only in how a body is read."""
 
     name: str = "tgi"
-    media_type: str = sse.MEDIA_TYPE
-    terminator: bytes = b""
 
     def __init__(self, mode: Mode = "body") -> None:
         self._mode = mode
@@ -136,16 +134,7 @@ class TGI:
     def whole(self, job_id: str, view: View) -> TGIWhole:
         return TGIWhole(view)
 
-    def frame(self, position: str, payload: bytes) -> bytes:
-        return sse.frame(position, payload)
-
-    def heartbeat(self, note: str, view: View) -> bytes:
-        return sse.heartbeat(note)
-
-    def error_frame(self, error: HeadraceError) -> bytes:
-        return envelope(error)
-
-    def error_body(self, error: HeadraceError) -> bytes:
+    def envelope(self, error: HeadraceError) -> bytes:
         return envelope(error)
 
     def error_status(self, error: HeadraceError) -> int:
