@@ -95,6 +95,7 @@ _HEADERS: Mapping[str, Mapping[str, Any]] = {
     "X-Priority": {"enum": ["interactive", "default", "batch"]},
     "X-Queue-Timeout": {"type": "number", "exclusiveMinimum": 0},
     "X-Request-Id": {"type": "string", "maxLength": 128},
+    "X-Session-Id": {"type": "string", "maxLength": 128},
 }
 _SECURITY = {
     "bearer": {"type": "http", "scheme": "bearer"},

@@ -121,6 +121,12 @@ def band(request: HTTPConnection) -> Band | None:
     return cast(Band, text)
 
 
+def session_id(request: HTTPConnection) -> str | None:
+    """`X-Session-Id`: which conversation the request belongs to; dropped if it is not 1 to 128 safe characters."""
+    text = request.headers.get("x-session-id", "")
+    return text if _SAFE_ID.fullmatch(text) else None
+
+
 def user_request_id(request: HTTPConnection) -> str | None:
     """The client's own `X-Request-Id`, for logs: dropped if it is not 1 to 128 safe characters."""
     text = request.headers.get("x-request-id", "")

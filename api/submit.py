@@ -21,7 +21,7 @@ from headrace.api.reply import Subject, WholeReply
 from headrace.api.requests import Cut, Skip
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.format import Format, Parsed, Whole
-from headrace.broker import keys, metrics
+from headrace.broker import keys, metrics, prefixes
 from headrace.broker.errors import (
     BadPosition,
     BadRequest,
@@ -127,6 +127,7 @@ async def admit(  # who asks, for what, in which words
         Share(key.weight, key.max_waiting_jobs, key.max_waiting_bytes, key.max_waiting_tokens),
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
         parsed.is_kept,
+        prefixes.anchors(job),
     )
     try:
         admitted = await pod.broker.admit(admission)
@@ -273,8 +274,18 @@ def model_of(pod: Pod, name: str) -> Model:
     raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 
 
+def _session(request: HTTPConnection, job: Job, owner: str) -> bytes:
+    """What keeps the turns of a conversation on one shard, where its prefixes are known: what the client calls it, or
+    else how it begins; nothing, if it is too short to gain by that."""
+    named = requests.session_id(request)
+    if named is None and not prefixes.anchors(job):
+        return b""
+    return owner.encode() + b"\0" + (prefixes.session(job) if named is None else named.encode())
+
+
 def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
-    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards))
+    session = _session(request, parsed.job, key.owner) if pod.broker.shards > 1 else b""
+    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards, session))
     view = View(
         key.owner,
         job.model,

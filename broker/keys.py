@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
+import zlib
 from typing import NamedTuple
 
 
@@ -24,7 +25,8 @@ KEYS: dict[str, Key] = {
     "job": Key(
         "job:",
         "hash",
-        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, is_kept, is_forgotten",
+        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, prefix, passed, is_kept, "
+        "is_forgotten",
         "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
@@ -52,6 +54,9 @@ KEYS: dict[str, Key] = {
     "held": Key("held:", "set", "<replica>: the jobs whose lease it holds", "kept"),
     "news": Key("news:", "zset", "<replica>: its jobs whose mark, readers or lease changed, by serial", "kept"),
     "idle": Key("idle:", "list", "<model>: replicas that found nothing to do", "kept"),
+    "prefix": Key(
+        "prefix:", "hash", "<model>: by anchor of a prompt's prefix, the replicas that served it, last first", "an hour"
+    ),
     "model": Key(
         "model:", "zset", "<model>: who offers capacity for it, by the time until which that holds", "presence"
     ),
@@ -86,9 +91,10 @@ def key(kind: str, shard: int, suffix: str = "") -> str:
     return f"{base(shard)}{KEYS[kind].infix}{suffix}"
 
 
-def new_job_id(shards: int) -> str:
-    """32 hex digits: four name the shard, 28 are random."""
-    return f"{secrets.randbelow(shards):04x}{secrets.token_hex(14)}"
+def new_job_id(shards: int, session: bytes = b"") -> str:
+    """32 hex digits: four name the shard, 28 are random. What has the same session is on one shard."""
+    shard = zlib.crc32(session) % shards if session else secrets.randbelow(shards)
+    return f"{shard:04x}{secrets.token_hex(14)}"
 
 
 def idempotent_job_id(secret: bytes, owner: str, key: str, shards: int) -> str:

@@ -18,10 +18,12 @@ from headrace.broker.memory_shard import CancelState, MemoryShard, Presence
 from headrace.broker.messages import BANDS, Job, ScaleDecision
 from headrace.broker.protocol import (
     MAX_DECISIONS,
+    NOTHING_SAID,
     Admission,
     Admitted,
     Append,
-    Claim,
+    Asking,
+    Claims,
     DeadLetter,
     Exchange,
     Hint,
@@ -77,8 +79,10 @@ class MemoryBroker:
     async def admit(self, admission: Admission) -> Admitted:
         return self._of(admission.job.id).admit(admission)
 
-    async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
-        return self._shards[shard].claim(replica, model, count)
+    async def claim(
+        self, shard: int, replica: str, models: str | Sequence[str], count: int, asking: Asking = NOTHING_SAID
+    ) -> Claims:
+        return self._shards[shard].claim(replica, [models] if isinstance(models, str) else models, count, asking)
 
     async def tick(self, shard: int, replica: str, seen: int, *, renew: bool, list_held: bool) -> Tick:
         return self._shards[shard].tick(replica, seen, renew, list_held)

@@ -5,20 +5,24 @@ Each method does what the script of its name does, in the same order, so that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from headrace.broker.affinity import TOKENS_PER_BYTE, WINDOW, Candidate, choose, left_ms, seen, turns
 from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
 from headrace.broker.memory_state import FORGET_MS, ShardState, StoredJob, is_over, ms, next_id
 from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Job, Queued, decode_entry, decode_usage, encode
+from headrace.broker.prefixes import split
 from headrace.broker.protocol import (
     Admission,
     Admitted,
     Append,
+    Asking,
     Claim,
+    Claims,
     DeadLetter,
     JobStatus,
     ModelStats,
@@ -29,6 +33,14 @@ from headrace.broker.protocol import (
     Tick,
     Written,
 )
+
+
+class Taken(NamedTuple):
+    """A job that a replica gets, and how many bytes of its prompt the replica holds."""
+
+    stored: StoredJob
+    here: int
+
 
 Presence = Literal["replicas", "pods", "cluster"]
 CancelState = Literal["waiting", "running", "ended", "unknown"]
@@ -94,21 +106,67 @@ class MemoryShard(ShardState):
                 return shed
         return []
 
-    def claim(self, replica: str, model: str, count: int) -> list[Claim]:
-        now = self._now_ms()
-        best = list(islice(self._waiting(model), count))
-        claims = [self._open(replica, stored, now) for stored in best]
-        if claims:
-            drain = self._drain.get(model) or Drain(0.0, now)
-            self._drain[model] = Drain(drain.decayed(now) + len(claims), now)
-        idle = self._idle.setdefault(model, [])
-        if replica in idle:
-            idle.remove(replica)
-        if len(claims) < count:
-            idle.append(replica)
+    def claim(self, replica: str, models: Sequence[str], count: int, asking: Asking) -> Claims:
+        now, claims = self._now_ms(), Claims()
+        for model in models:
+            self._holders_of(model).drop(replica, split(asking.dropped))
+
+        def is_enough() -> bool:
+            tokens = sum(claim.fresh_tokens for claim in claims)
+            return len(claims) >= count or (asking.enough_tokens is not None and tokens >= asking.enough_tokens)
+
+        for band in BANDS:
+            for model in models:
+                while not is_enough() and (taken := self._take(replica, model, band, asking, claims)):
+                    claims.append(self._open(replica, taken, now))
+                    self._holders_of(model).hold(replica, taken.stored.admission.prefix)
+        for model in models:
+            self._note_drain(model, sum(claim.job.model == model for claim in claims), now)
+            idle = self._idle.setdefault(model, [])
+            if replica in idle:
+                idle.remove(replica)
+            if not is_enough():
+                idle.append(replica)
         return claims
 
-    def _open(self, replica: str, stored: StoredJob, now: int) -> Claim:
+    def _note_drain(self, model: str, jobs: int, now: int) -> None:
+        if jobs:
+            drain = self._drain.get(model) or Drain(0.0, now)
+            self._drain[model] = Drain(drain.decayed(now) + jobs, now)
+
+    def _take(self, replica: str, model: str, band: str, asking: Asking, claims: Claims) -> Taken | None:
+        """The next job of a band, in the turn that it has then; None if there is none that the replica may have."""
+        waiting = (stored for stored in self._waiting(model) if stored.place == band)
+        jobs = list(islice(waiting, 1 if band == "resume" else WINDOW))
+        window = [self._candidate(replica, stored, asking) for stored in jobs]
+        chosen = choose(window)
+        lefts = [job.left_ms for job in seen(window) if job.left_ms]
+        claims.again_ms = min([*lefts, *([] if claims.again_ms is None else [claims.again_ms])], default=None)
+        if chosen is None:
+            return None
+        if chosen:
+            for stored in jobs[:chosen]:
+                stored.passed += 1
+            for index, tag in turns(window, chosen):
+                jobs[index].tag = tag
+        return Taken(jobs[chosen], window[chosen].here)
+
+    def _candidate(self, replica: str, stored: StoredJob, asking: Asking) -> Candidate:
+        admission, here, there = stored.admission, 0, 0
+        if admission.prefix:
+            holders = self._holders_of(stored.model)
+            here, there = holders.here_and_there(replica, admission.prefix, self._is_there)
+        passed, waited_ms = stored.passed, self._now_ms() - stored.enqueued_ms
+        charge = admission.cost_tokens / admission.share.weight
+        left = left_ms(here, there, passed, waited_ms, asking.bytes_per_s)
+        return Candidate(stored.owner, stored.tag, charge, passed, here, there, left)
+
+    def _is_there(self, replica: str) -> bool:
+        until_ms, _ = self._present["replicas"].get(replica, (0, {}))
+        return until_ms > self._now_ms()
+
+    def _open(self, replica: str, taken: Taken, now: int) -> Claim:
+        stored = taken.stored
         after = stored.last
         stored.attempt += 1
         if fair := self._fair.get((stored.model, stored.place or "")):
@@ -120,7 +178,9 @@ class MemoryShard(ShardState):
             stored.overrun_ms = now + ms(self._queue.max_run_s)
         self._append(stored, f"{stored.attempt}-0", Claimed(replica, after))
         waited_ms = now - stored.enqueued_ms
-        return Claim(stored.admission.job, stored.attempt, after, waited_ms, stored.pods(now))
+        admission = stored.admission
+        fresh = max(admission.prompt_tokens - int(taken.here * TOKENS_PER_BYTE), 1)
+        return Claim(admission.job, stored.attempt, after, waited_ms, stored.pods(now), admission.prefix, fresh)
 
     def tick(self, replica: str, seen: int, renew: bool, list_held: bool) -> Tick:
         now, news = self._now_ms(), self._news.setdefault(replica, {})

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from headrace.broker.affinity import Holders
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import Drain, Fair, Load
@@ -55,6 +56,8 @@ class StoredJob:
     died: tuple[int, str, str] | None = None
     """A dead letter: when, of what, with whom."""
 
+    passed: int = 0
+    """How often jobs of equal rank have overtaken it."""
     is_kept: bool = False
     is_forgotten: bool = False
 
@@ -93,6 +96,7 @@ class ShardState:
         self._idle: dict[str, list[str]] = {}
         self._fair: dict[tuple[str, str], Fair] = {}
         self._drain: dict[str, Drain] = {}
+        self._holders: dict[str, Holders] = {}
         self._capacity: dict[str, dict[str, int]] = {}
         self._arrived: dict[str, tuple[int, int]] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
@@ -138,9 +142,17 @@ class ShardState:
 
     def _enqueue(self, stored: StoredJob, band: str) -> None:
         stored.place = band
-        idle = self._idle.get(stored.model, [])
+        idle, prefix = self._idle.get(stored.model, []), stored.admission.prefix
+        for replica in self._holders_of(stored.model).holders(prefix) if prefix else []:
+            if replica in idle:
+                idle.remove(replica)
+                if self.publish("replica", replica, b""):
+                    return
         while idle and not self.publish("replica", idle.pop(0), b""):
             pass
+
+    def _holders_of(self, model: str) -> Holders:
+        return self._holders.setdefault(model, Holders())
 
     def _dequeue(self, stored: StoredJob) -> None:
         band, stored.place = stored.place or "", None

@@ -100,6 +100,10 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """Per stream; 0 is as fast as possible."""
     prefill_tokens_per_s: float = 0.0
     """0 is at once."""
+    prefills_in_turn: bool = False
+    """As on a GPU: a prompt waits for those before it. Else each has the whole rate."""
+    cache_tokens: int = 0
+    """So many tokens of prompts need no prefill when they come again at the beginning of a prompt."""
     context_tokens: int = 131_072
     startup_s: float = 0.0
     script: list[str | list[int] | ScriptedPart] = []

@@ -38,6 +38,7 @@ class Admission(Struct, frozen=True):
 
     `prompt_tokens` and `cost_tokens` (those and what is generated) are estimates. `queue_timeout_ms` None is the
     deployment's `queue_timeout_s`. `is_kept`: from its end the job, its spec too, lives for `stored_ttl_s`.
+    `prefix` are the anchors of its prompt (`prefixes.anchors`).
     """
 
     job: Job
@@ -49,6 +50,7 @@ class Admission(Struct, frozen=True):
     share: Share = Share()
     queue_timeout_ms: int | None = None
     is_kept: bool = False
+    prefix: bytes = b""
 
 
 class Admitted(Struct, frozen=True):
@@ -63,13 +65,41 @@ class Admitted(Struct, frozen=True):
 
 
 class Claim(Struct, frozen=True):
-    """A job leased to this replica: attempt `attempt` is open, and continues from the entry `after`."""
+    """A job leased to this replica: attempt `attempt` is open, and continues from the entry `after`.
+
+    `fresh_tokens` of its prompt are to be prefilled, as estimated: the replica is thought to hold the others.
+    """
 
     job: Job
     attempt: int
     after: Position
     waited_ms: int
     readers: list[str]
+    prefix: bytes = b""
+    fresh_tokens: int = 0
+
+
+class Claims(list[Claim]):
+    """What a replica got. Jobs that were left to another one, which holds more of their prompts, are anybody's after
+    `again_ms` at the earliest; None: there are none."""
+
+    again_ms: int | None = None
+
+
+class Asking(Struct, frozen=True):
+    """What a replica says of itself when it asks for jobs: all that is known of its cache and its pace.
+
+    `enough_tokens` of prompts are enough, however few jobs they are (None: all that it asks for). It prefills
+    `bytes_per_s` of prompts, 0 if that is not known: it leaves no job to another replica then. `dropped` are anchors of
+    prompts that it has served and holds no more.
+    """
+
+    enough_tokens: int | None = None
+    bytes_per_s: int = 0
+    dropped: bytes = b""
+
+
+NOTHING_SAID = Asking()
 
 
 class News(Struct, frozen=True):
@@ -220,10 +250,13 @@ class Broker(Protocol):
         """
         ...
 
-    async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
-        """Lease up to `count` jobs; fewer enter the replica as idle: it is woken when there is more.
+    async def claim(
+        self, shard: int, replica: str, models: str | Sequence[str], count: int, asking: Asking = NOTHING_SAID
+    ) -> Claims:
+        """Lease up to `count` jobs of a model, or of several; fewer enter the replica as idle, to be woken by the next.
 
-        By band, and in a band fairly between owners by weight and cost; the jobs of one owner in order of age.
+        By band, and in a band by model as they are given, and fairly between owners by weight and cost; the jobs of one
+        owner in order of age, but for those whose prompt's beginning this replica holds (`affinity.py`).
         """
         ...
 

@@ -24,9 +24,12 @@ from headrace.broker.messages import Job, ScaleDecision
 from headrace.broker.nodes import Node, Nodes
 from headrace.broker.protocol import (
     MAX_DECISIONS,
+    NOTHING_SAID,
     Admission,
     Admitted,
+    Asking,
     Claim,
+    Claims,
     DeadLetter,
     JobStatus,
     Listener,
@@ -141,6 +144,7 @@ class RedisBroker:
             *_queueing(admission, queue),
             _ms(queue.max_run_s),
             int(admission.is_kept),
+            admission.prefix,
         )
         match answer:
             case [b"no_capacity"]:
@@ -153,12 +157,17 @@ class RedisBroker:
             return Admitted(True, answer[1].decode(), answer[2])
         return Admitted(False, answer[1].decode())
 
-    async def claim(self, shard: int, replica: str, model: str, count: int) -> list[Claim]:
-        rows = await self._run("claim", shard, replica, model, count, _ms(self._queue.lease_s))
-        return [
-            Claim(messages.decode_job(spec), int(attempt), after.decode(), waited, [pod.decode() for pod in pods])
-            for _, spec, attempt, after, waited, pods in rows
-        ]
+    async def claim(
+        self, shard: int, replica: str, models: str | Sequence[str], count: int, asking: Asking = NOTHING_SAID
+    ) -> Claims:
+        enough = "" if asking.enough_tokens is None else asking.enough_tokens
+        names = [models] if isinstance(models, str) else models
+        lease_ms = _ms(self._queue.lease_s)
+        args = (replica, count, lease_ms, enough, asking.bytes_per_s, asking.dropped, *names)
+        again_ms, rows = await self._run("claim", shard, *args)
+        claims = Claims(_claim(row) for row in rows)
+        claims.again_ms = None if again_ms < 0 else again_ms
+        return claims
 
     async def tick(self, shard: int, replica: str, seen: int, *, renew: bool, list_held: bool) -> Tick:
         serial, held, news, jobs = await self._run(
@@ -371,6 +380,12 @@ def _log(job_id: str) -> str:
 
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
+
+
+def _claim(row: Sequence[Any]) -> Claim:
+    _, spec, attempt, after, waited_ms, pods, prefix, fresh_tokens = row
+    readers = [pod.decode() for pod in pods]
+    return Claim(messages.decode_job(spec), int(attempt), after.decode(), waited_ms, readers, prefix, fresh_tokens)
 
 
 def _dead_letter(row: Sequence[bytes]) -> DeadLetter:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from headrace.broker import keys
-from headrace.broker.messages import Band, Chat, Job, Message, View
+from headrace.broker.messages import Band, Chat, Job, Message, Text, View
 from headrace.broker.protocol import Admission
 
 
@@ -39,3 +39,7 @@ def an_admission(
     """A job as a pod would admit it; a new one on shard 0 if no id is given. `queueing` is more of `Admission`."""
     job = Job(job_id or keys.new_job_id(1), model, Chat([Message("user", "hello")]), max_tokens=8)
     return Admission(job, View(owner, model, "openai.chat", band), pod, grace_ms, **queueing)
+
+
+def a_text_job(text: str) -> Job:
+    return Job(keys.new_job_id(1), "m", Text(text))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +30,7 @@ from headrace.broker.messages import (
 from headrace.broker.protocol import Broker, Claim, Written
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine, Generation, Run, Step
+from headrace.workers.seats import Seat, Seats
 from headrace.workers.text import TextFilter
 
 log = logging.getLogger(__name__)
@@ -56,12 +56,10 @@ class Choice:
 class JobRun:
     """See the module. `done` is set when nothing of the job is left here."""
 
-    def __init__(
-        self, claim: Claim, engine: Engine, writer: LogWriter, on_free: Callable[[], None] = lambda: None
-    ) -> None:
-        """`on_free` is called once, when the engine has been left: another job may have its slot."""
+    def __init__(self, claim: Claim, engine: Engine, writer: LogWriter, seat: Seat | None = None) -> None:
+        """`seat` is its place among the engine's slots; it leaves it when it leaves the engine."""
         self.claim = claim
-        self._on_free = on_free
+        self._seat = seat or Seats(1).seat(claim)
         self.job = claim.job
         self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost, self.fail)
         self.done = asyncio.Event()
@@ -73,6 +71,7 @@ class JobRun:
         self._prompt_tokens = 0
         self._cached_tokens = 0
         self.is_ending = False
+        self._is_in_line = False
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
         self._has_content = False
@@ -82,16 +81,18 @@ class JobRun:
     async def start(self, broker: Broker) -> None:
         """Take up what earlier attempts have logged, then set the engine to work; a failure settles the job.
 
-        Raises BrokerDown if the log cannot be read now: another replica may do better.
+        Raises BrokerDown if the log cannot be read now, NoSlot if no slot comes free: another replica may do better.
         """
         try:
             if self.claim.attempt > 1 and await self._take_up(broker):
                 return
             if self.job.kind != "generate":
+                await self._sit()
                 await self._answer()
                 return
             self._prompt_ids = await self._engine.encode(self.job)
             self._prompt_tokens = len(self._prompt_ids)
+            await self._sit()
         except BrokerDown:
             raise
         except HeadraceError as error:
@@ -100,10 +101,17 @@ class JobRun:
         if self.is_ending or self.track.is_lost:
             return
         self.track.append([Started(self._prompt_tokens, self._cached_tokens)], is_urgent=True)
+        self._seat.begin()
         for index, choice in enumerate(self._choices):
             if not choice.is_finished:
                 self._generate(index, choice)
         self._end_if_finished()
+
+    async def _sit(self) -> None:
+        self._is_in_line = True
+        await self._seat.sit()
+        self._is_in_line = False
+        self._advance()
 
     def cancel(self, cause: str) -> None:
         """Stop the engine and settle: as cancelled, or as failed if the job has run for too long."""
@@ -123,8 +131,9 @@ class JobRun:
         self._end("failed", Failure(known.code, known.message, known.param))
 
     def is_stuck(self, limit_s: float) -> bool:
-        """The engine has made no step for this long; a job that waits for the broker is no fault of the engine."""
-        return not self.is_ending and time.monotonic() - self.last_step_at > limit_s
+        """The engine has made no step for this long; a job that waits for the broker is no fault of the engine, nor is
+        one that waits for a slot."""
+        return not self.is_ending and not self._is_in_line and time.monotonic() - self.last_step_at > limit_s
 
     async def release(self, broker: Broker, replica: str, *, is_death: bool = False) -> None:
         """Stop the engine and give the job to another replica; all that was made is in the log first.
@@ -236,6 +245,7 @@ class JobRun:
             self._first_token_at = now
             # a successor may also have tokens of the answer in its cache; they are not the prompt's
             self._cached_tokens = min(step.cached_tokens, self._prompt_tokens)
+            self._seat.first_step(self._prompt_tokens - self._cached_tokens)
         if step.text is not None:
             self._on_parsed_step(index, step, step.text)
             return
@@ -321,7 +331,7 @@ class JobRun:
         if not self.is_ending:
             self.is_ending = True
             self._stop_engine()
-            self._on_free()
+            self._seat.leave()
 
     def _stop_engine(self) -> None:
         for choice in self._choices:
@@ -352,3 +362,4 @@ class JobRun:
         if self._first_token_at is not None and usage.completion_tokens > 1:
             per_token_s = (time.monotonic() - self._first_token_at) / (usage.completion_tokens - 1)
             metrics.TIME_PER_OUTPUT_TOKEN.labels(model).observe(per_token_s)
+            self._seat.ended(per_token_s)

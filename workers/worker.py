@@ -16,14 +16,16 @@ from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.models import Model
 from headrace.broker.outage import Outage
-from headrace.broker.protocol import Broker, Claim
+from headrace.broker.protocol import Asking, Broker, Claim, Claims
 from headrace.broker.settings import Settings
 from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
+from headrace.workers.prefixes import Served
 from headrace.workers.rates import totals
 from headrace.workers.run import JobRun
+from headrace.workers.seats import NoSlot, Seats
 from headrace.workers.startup import Startup
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ _QUEUED = "0-1"
 _CLOSE_S = 5.0
 _IDLE_CLAIM_S = 1.0
 """An idle replica asks again this often, in case its wake-up was lost."""
+_ANSWER_TOKENS = 256
+"""How long an answer without a limit is taken to be."""
 
 
 def replica_id() -> str:
@@ -53,9 +57,9 @@ class Worker:
         self._engine = engine
         self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
         self._runs: dict[str, JobRun] = {}
-        self._busy = 0
-        """Slots of the engine that are taken."""
         self._freed = asyncio.Event()
+        self._seats = Seats(model.slots, self._freed.set)
+        self._served = Served(0)
         self._idle = asyncio.Event()
         self._work = asyncio.Event()
         self._shards_with_work: set[int] = set()
@@ -165,12 +169,14 @@ class Worker:
 
     async def _claim_loop(self) -> None:
         outage = Outage(log, "claim_failed", "no jobs can be claimed")
+        about = self._engine.capabilities
+        self._served = Served(about.kv_tokens or about.slots * about.context_tokens, self._broker.shards)
         while not self._is_draining:
-            await self._slot()
+            await self._room()
             if self._is_draining:
                 return
             try:
-                claimed = await self._claim_some()
+                claimed, again_s = await self._claim_some()
                 outage.up()
             except BrokerDown as error:
                 outage.down(error)
@@ -178,49 +184,63 @@ class Worker:
                 continue
             if not claimed:
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._work.wait(), _IDLE_CLAIM_S)
+                    await asyncio.wait_for(self._work.wait(), again_s)
 
-    async def _slot(self) -> None:
-        """Wait for a slot of the engine. A job that only waits to be settled has none, and there may be as many."""
-        slots = self._model.slots
-        while not self._is_draining and (self._busy >= slots or self.running >= 2 * slots):
+    def _wanted(self) -> int:
+        """How many jobs more would keep the engine's batch full."""
+        slots, pace = self._model.slots, self._seats.pace
+        if pace.enough_tokens(self._engine.capabilities.step_tokens) == 0:
+            return 0
+        ahead = pace.ahead(slots)
+        # a job that only waits to be settled has no slot, and there may be as many
+        return min(slots + ahead - self._seats.held, 2 * slots + ahead - self.running)
+
+    async def _room(self) -> None:
+        """Wait until another job would be of use."""
+        while not self._is_draining and self._wanted() <= 0:
             self._freed.clear()
             await self._freed.wait()
 
-    def _on_free(self) -> None:
-        self._busy -= 1
-        self._freed.set()
+    async def _claim_some(self) -> tuple[int, float]:
+        """Ask the shards in turn, first the one that woke us, until there are enough jobs or none has work.
 
-    async def _claim_some(self) -> int:
-        """Ask the shards in turn, first the one that woke us, until no slot is free or none has work."""
+        Answers how many it was given, and how soon there may be more although nobody wakes us, in seconds.
+        """
         self._work.clear()
         first = self._shards_with_work.pop() if self._shards_with_work else random.randrange(self._broker.shards)
         self._shards_with_work.clear()
-        claimed = 0
+        claimed, again_s = 0, _IDLE_CLAIM_S
         for offset in range(self._broker.shards):
             shard = (first + offset) % self._broker.shards
-            free = self._model.slots - self._busy
-            if free <= 0:
+            wanted = self._wanted()
+            if wanted <= 0:
                 break
-            claimed += await self._claim(shard, min(free, _CLAIM_AT_ONCE))
-        return claimed
+            claims = await self._claim(shard, min(wanted, _CLAIM_AT_ONCE))
+            claimed += len(claims)
+            if claims.again_ms is not None:
+                again_s = min(again_s, claims.again_ms / 1000)
+        return claimed, again_s
 
-    async def _claim(self, shard: int, count: int) -> int:
+    async def _claim(self, shard: int, count: int) -> Claims:
+        pace, step_tokens = self._seats.pace, self._engine.capabilities.step_tokens
+        asking = Asking(pace.enough_tokens(step_tokens), pace.bytes_per_s, self._served.dropped(shard))
+        asked_at = asyncio.get_running_loop().time()
         self._is_claiming = True
         try:
-            claims = await self._broker.claim(shard, self.id, self._model.name, count)
-            runs = [self._begin(shard, claim) for claim in claims]
+            claims = await self._broker.claim(shard, self.id, self._model.name, count, asking)
+            runs = [self._begin(shard, claim, asked_at) for claim in claims]
         finally:
             self._is_claiming = False
         if self._is_draining:  # it began while the claim was under way
             await asyncio.gather(*map(self._give_back, runs))
-        return len(runs)
+        return claims
 
-    def _begin(self, shard: int, claim: Claim) -> JobRun:
+    def _begin(self, shard: int, claim: Claim, asked_at: float) -> JobRun:
         if claim.after == _QUEUED:
             metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
-        self._busy += 1
-        run = JobRun(claim, self._engine, self._writers[shard], self._on_free)
+        answer_tokens = min(claim.job.max_tokens or _ANSWER_TOKENS, self._engine.capabilities.context_tokens)
+        self._served.serve(shard, claim.prefix, claim.job.id, answer_tokens)
+        run = JobRun(claim, self._engine, self._writers[shard], self._seats.seat(claim, asked_at))
         self._runs[claim.job.id] = run
         self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
         task.add_done_callback(self._job_tasks.discard)
@@ -231,6 +251,9 @@ class Worker:
             await run.start(self._broker)
         except BrokerDown:
             log.warning("job %s: its log cannot be read now", run.job.id, extra={"event": "take_up_failed"})
+            await self._give_back(run)
+        except NoSlot:
+            log.info("job %s: no slot came free, it goes back", run.job.id, extra={"event": "no_slot"})
             await self._give_back(run)
         except Exception as error:  # noqa: BLE001  # the edge of the job: it must end, whatever happened
             run.fail(error)

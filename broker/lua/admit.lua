@@ -6,7 +6,7 @@
 --       8 reader lease ms, 9 queue timeout ms, 10 TTL ms until its end, 11 log TTL ms, 12 max deaths,
 --       13 owner, 14 prompt tokens, 15 cost in tokens, 16 weight, 17 share of the bounds from which on batch is refused,
 --       18 to 20 bounds of the model in jobs, bytes, prompt tokens, 21 to 23 bounds of the owner, '' for none,
---       24 max run ms, 25 '1' to keep what it asks for after its end
+--       24 max run ms, 25 '1' to keep what it asks for after its end, 26 anchors of its prompt's prefix or ''
 -- Returns {'admitted', last id, now} | {'known', last id} | {'no_capacity'}
 --       | {'queue_full' or 'owner_queue_full', waiting jobs, retry after s}. A full queue makes room by ending batch jobs.
 -- Safe to repeat: a known id answers what is there.
@@ -69,6 +69,7 @@ redis.call('HSET', K.job .. job, 'spec', ARGV[2], 'view', ARGV[3], 'model', mode
   'enqueued_ms', text(now), 'age', serial(ttl_ms), 'band', band, 'owner', owner, 'bytes', bytes, 'tokens', tokens,
   'cost', ARGV[15], 'weight', ARGV[16], 'max_run_ms', ARGV[24])
 if ARGV[25] == '1' then redis.call('HSET', K.job .. job, 'is_kept', 1) end
+if ARGV[26] ~= '' then redis.call('HSET', K.job .. job, 'prefix', ARGV[26]) end
 redis.call('XADD', K.log .. job, '0-1', 'e', pack_entry(now, now, { TAG.queued, now }))
 redis.call('PEXPIRE', K.job .. job, ttl_ms)
 redis.call('PEXPIRE', K.log .. job, ttl_ms)

@@ -5,6 +5,8 @@ local TAG = { queued = 0, claimed = 1, started = 2, delta = 3, finished = 4, end
 local BANDS = { 'resume', 'interactive', 'default', 'batch' }
 local IDLE_TTL_MS = 3600000
 local DRAIN_MS = 30000 -- time constant of the measured drain rate
+local ANCHOR = 8 -- bytes of one in a job's prefix
+local MAX_HOLDERS, MAX_ANCHORS = 4, 200000
 
 local function clock()
   local t = redis.call('TIME')
@@ -89,8 +91,26 @@ local function is_served(model, now)
   return redis.call('ZCOUNT', K.model .. model, '(' .. text(now), '+inf') > 0
 end
 
--- Wake one replica that waits for work; one without a receiver is gone, so the next is tried.
-local function wake(model)
+-- Who has served the first bytes of a prompt: the anchors of its prefix, and for each a text of replicas, those that
+-- served it last first, or false.
+local function holders_of(model, prefix)
+  local anchors = {}
+  for i = 1, #prefix, ANCHOR do anchors[#anchors + 1] = string.sub(prefix, i, i + ANCHOR - 1) end
+  return anchors, redis.call('HMGET', K.prefix .. model, unpack(anchors))
+end
+
+-- Wake one replica that waits for work, one that holds most of the prefix if there is such; one without a receiver is
+-- gone, so the next is tried.
+local function wake(model, prefix)
+  if prefix and redis.call('EXISTS', K.prefix .. model) == 1 and redis.call('EXISTS', K.idle .. model) == 1 then
+    local anchors, holders = holders_of(model, prefix)
+    for i = #anchors, 1, -1 do
+      for replica in string.gmatch(holders[i] or '', '%S+') do
+        local is_idle = redis.call('LREM', K.idle .. model, 0, replica) > 0
+        if is_idle and redis.call('SPUBLISH', K.wake .. replica, model) > 0 then return end
+      end
+    end
+  end
   while true do
     local replica = redis.call('LPOP', K.idle .. model)
     if not replica or redis.call('SPUBLISH', K.wake .. replica, model) > 0 then return end
@@ -132,7 +152,7 @@ end
 
 -- The only way into a queue.
 local function enqueue(job, model, band, tag, ttl_ms)
-  local f = redis.call('HMGET', K.job .. job, 'age', 'owner', 'bytes', 'tokens', 'enqueued_ms')
+  local f = redis.call('HMGET', K.job .. job, 'age', 'owner', 'bytes', 'tokens', 'enqueued_ms', 'prefix')
   local queue, ages, member = K.queue .. model .. ':' .. band, K.ages .. model .. ':' .. band, member_of(f[1], job)
   redis.call('ZADD', queue, tag, member)
   redis.call('ZADD', ages, f[5], member)
@@ -142,7 +162,7 @@ local function enqueue(job, model, band, tag, ttl_ms)
   count(model, f[2], 1, f[3], f[4])
   redis.call('SADD', K.models, model)
   for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep(key, ttl_ms) end
-  wake(model)
+  wake(model, f[6])
 end
 
 -- The only way out of a queue. What is remembered of it goes when it is empty, so that no error outlives a quiet moment:

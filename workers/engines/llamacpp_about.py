@@ -42,4 +42,5 @@ def capabilities(model: LlamacppModel, prompts: Prompts) -> Capabilities:
             chat_template=template.source if template is not None else "",
             digest=model.source.sha256 if model.source is not None else "",
         ),
+        step_tokens=model.batch_tokens,
     )

@@ -85,7 +85,8 @@ class Capabilities(Struct, frozen=True):
     """What an engine can do, as data: it goes into the registry, see `about`.
 
     `constraints` are those of `json`, `grammar` and `regex` that it can keep, `embeddings` the length of its vectors
-    (0: it has none), `fim` whether it can fill in text before a `suffix`.
+    (0: it has none), `fim` whether it can fill in text before a `suffix`. One step takes `step_tokens` of prompts in
+    all (0: prompts do not wait for each other), and the cache has room for `kv_tokens` (0: for what its slots need).
     """
 
     slots: int
@@ -96,6 +97,8 @@ class Capabilities(Struct, frozen=True):
     embeddings: int = 0
     fim: bool = False
     details: Details = Details()
+    step_tokens: int = 0
+    kv_tokens: int = 0
 
     def about(self) -> dict[str, str | int]:
         """For the registry, where a pod reads it without an engine, as text all of it.

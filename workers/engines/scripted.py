@@ -19,6 +19,7 @@ from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Resu
 from headrace.broker.models import ScriptedModel
 from headrace.workers.engines import scripted_answers
 from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
+from headrace.workers.engines.scripted_cache import PrefixCache
 from headrace.workers.engines.scripted_parts import SPECIAL, Part, end_of, parts_of, piece, script_parts, step_of
 
 DEFAULT_TOKENS = 64
@@ -50,6 +51,17 @@ def _length(prompt: Prompt) -> int:
     return 4 * len(prompt.token_ids)
 
 
+def _bytes_of(prompt: Prompt) -> bytes:
+    match prompt:
+        case Chat(messages):
+            return "".join(message.content for message in messages).encode()
+        case Text(text):
+            return text.encode()
+        case Batch():
+            return b""
+    return b"".join(token_id.to_bytes(4) for token_id in prompt.token_ids)
+
+
 def oracle(text: str, seed: int, choice: int, index: int) -> int:
     """The id of a token; its text is a space and the id as 8 lower-case hex digits."""
     return zlib.crc32(f"{text}|{seed}|{choice}|{index}".encode())
@@ -79,10 +91,23 @@ class _Sequence:
         self.emit = emit
         self.fail = fail
         self.due = 0.0
+        self.cached_tokens = 0
+        """What its first step is to tell."""
         self.is_cancelled = False
 
     def cancel(self) -> None:
         self.is_cancelled = True
+
+
+def _tell_cached(sequence: _Sequence) -> None:
+    """Have the next step of a sequence, its first, say how much of the prompt was cached."""
+    emit, cached = sequence.emit, sequence.cached_tokens
+
+    def first(step: Step) -> None:
+        sequence.emit = emit
+        emit(step._replace(cached_tokens=cached))
+
+    sequence.emit, sequence.cached_tokens = first, 0
 
 
 class ScriptedEngine:
@@ -97,6 +122,9 @@ class ScriptedEngine:
         self._due: list[tuple[float, int, _Sequence]] = []
         self._order = itertools.count()
         self._timer: asyncio.TimerHandle | None = None
+        self._cache = PrefixCache(model.cache_tokens)
+        self._prefilled_until = 0.0
+        """When the prompts are done that wait for each other."""
         self.capabilities = Capabilities(
             slots=model.slots,
             context_tokens=model.context_tokens,
@@ -106,6 +134,8 @@ class ScriptedEngine:
             embeddings=model.dimensions,
             fim=True,
             details=Details(format="scripted", family="scripted", context_tokens=model.context_tokens),
+            step_tokens=1 if model.prefills_in_turn else 0,
+            kv_tokens=model.cache_tokens,
         )
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
@@ -142,11 +172,22 @@ class ScriptedEngine:
 
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         sequence = _Sequence(generation, emit, fail, self._parts(generation.job, generation.choice))
-        prefill_rate = self._model.prefill_tokens_per_s
-        prefill_s = len(generation.prompt_ids) / prefill_rate if prefill_rate else 0.0
-        self._schedule(sequence, asyncio.get_running_loop().time() + prefill_s)
+        self._schedule(sequence, self._prefilled_at(sequence))
         self._arm()
         return sequence
+
+    def _prefilled_at(self, sequence: _Sequence) -> float:
+        """When the prefill of a sequence ends that is given to the engine now."""
+        tokens, model = len(sequence.generation.prompt_ids), self._model
+        if model.cache_tokens:
+            sequence.cached_tokens = min(self._cache.use(_bytes_of(sequence.generation.job.prompt)), tokens - 1)
+            tokens -= sequence.cached_tokens
+        took_s = tokens / model.prefill_tokens_per_s if model.prefill_tokens_per_s else 0.0
+        now = asyncio.get_running_loop().time()
+        if not model.prefills_in_turn:
+            return now + took_s
+        self._prefilled_until = max(now, self._prefilled_until) + took_s
+        return self._prefilled_until
 
     async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         return scripted_answers.answer(job, self._model, lambda prompt: -(-_length(prompt) // 4))
@@ -182,6 +223,8 @@ class ScriptedEngine:
             due.append(heapq.heappop(self._due)[2])
         for sequence in due:
             try:
+                if sequence.cached_tokens:
+                    _tell_cached(sequence)
                 if not sequence.is_cancelled and self._step(sequence):
                     self._schedule(sequence, sequence.due + self._interval_s)
             except Exception as error:  # noqa: BLE001  # of whoever listens: the other sequences go on

@@ -97,6 +97,7 @@ def _loaded(model: VllmModel, llm: AsyncLLM) -> Loaded:
 def capabilities(model: VllmModel, loaded: Loaded) -> Capabilities:
     """What a loaded model is and can do, for the registry."""
     config, template = loaded.llm.model_config, loaded.template
+    cache, scheduler = loaded.llm.vllm_config.cache_config, loaded.llm.vllm_config.scheduler_config
     return Capabilities(
         slots=model.slots,
         context_tokens=config.max_model_len,
@@ -114,4 +115,6 @@ def capabilities(model: VllmModel, loaded: Loaded) -> Capabilities:
             chat_template=template.source if template is not None else "",
             digest=model.source.sha256 if model.source is not None else "",
         ),
+        step_tokens=int(scheduler.max_num_batched_tokens or 0),
+        kv_tokens=int(cache.num_gpu_blocks or 0) * int(cache.block_size or 0),
     )
