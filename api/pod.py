@@ -16,6 +16,7 @@ from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
+from headrace.broker.reaping import reap_for_ever
 from headrace.broker.settings import Settings
 from headrace.broker.tail import Tail
 from headrace.broker.tasks import cancel_all
@@ -167,15 +168,5 @@ class Pod:
                 stream.beat(now)
 
     async def _reap(self) -> None:
-        """Once a second, but not soon after the broker was away: overdue leases must have time to be renewed."""
-        while True:
-            await self._is_well.wait()
-            await asyncio.sleep(self.settings.queue.lease_s)
-            await self._reap_until_trouble()
-
-    async def _reap_until_trouble(self) -> None:
-        with contextlib.suppress(BrokerDown):
-            while self._is_well.is_set():
-                for shard in range(self.broker.shards):
-                    await self.broker.reap(shard)
-                await asyncio.sleep(random.uniform(0.75, 1.25))
+        await self._is_well.wait()
+        await reap_for_ever(self.broker, range(self.broker.shards), self.settings.queue.lease_s)

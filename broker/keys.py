@@ -48,6 +48,9 @@ KEYS: dict[str, Key] = {
     "overrun": Key(
         "overrun", "zset", "jobs that were claimed, by the time at which they have run for too long", "kept"
     ),
+    "reaped": Key(
+        "reaped", "hash", "at: when it was last reaped, epoch ms; held: until when nothing is taken back", "kept"
+    ),
     "dead": Key("dead", "zset", "dead letters: jobs that lost too many workers, by when, epoch ms", "dead letter"),
     "models": Key("models", "set", "models that may have waiting jobs", "kept"),
     "counter": Key("counter", "int", "start tags and serials of news", "kept"),

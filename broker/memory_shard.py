@@ -287,10 +287,11 @@ class MemoryShard(ShardState):
 
     def reap(self) -> Reaped:
         now = self._now_ms()
-        leases = [stored for stored in self._live() if is_over(stored.lease_ms, now)]
+        is_held = self._is_held(now)
+        leases = [stored for stored in self._live() if is_over(stored.lease_ms, now) and not is_held]
         for stored in leases:
             self._hand_back(stored, "worker_lost" if stored.last != f"{stored.attempt}-0" else "")
-        unread = [stored for stored in self._live() if is_over(stored.unread_ms, now)]
+        unread = [stored for stored in self._live() if is_over(stored.unread_ms, now) and not is_held]
         for stored in unread:
             stored.unread_ms = None
             self.cancel(stored.admission.job.id, "unread")
@@ -301,10 +302,21 @@ class MemoryShard(ShardState):
         for stored in overrun:
             stored.overrun_ms = None
             self.cancel(stored.admission.job.id, "max_run")
-        unserved = [stored for stored in self._live() if stored.place and not self._is_served(stored.model)]
+        waiting = [stored for stored in self._live() if stored.place and not is_held]
+        unserved = [stored for stored in waiting if not self._is_served(stored.model)]
         for stored in unserved:
             self._finish_unrun(stored, "failed", "no_capacity")
         return Reaped(len(leases), len(unread), len(late), len(unserved), len(overrun))
+
+    def _is_held(self, now: int) -> bool:
+        """Has nobody reaped for most of a lease? Then nobody could renew either, and is given a lease time for it."""
+        last, held, lease_ms = self._reaped_ms, self._held_ms, ms(self._queue.lease_s)
+        self._reaped_ms = now
+        if held is not None:
+            self._held_ms = held if now < held else None
+        elif last is not None and now - last > lease_ms * 2 / 3:
+            self._held_ms = now + lease_ms
+        return self._held_ms is not None
 
     # -- what is there --------------------------------------------------------------------------------------------
 

@@ -92,6 +92,8 @@ class ShardState:
         self.publish = publish
         self._jobs: dict[str, StoredJob] = {}
         self._serial = 0
+        self._reaped_ms: int | None = None
+        self._held_ms: int | None = None
         self._news: dict[str, dict[str, int]] = {}
         self._idle: dict[str, list[str]] = {}
         self._fair: dict[tuple[str, str], Fair] = {}

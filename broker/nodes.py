@@ -42,11 +42,9 @@ class Node:
             max_connections=settings.pool_size, timeout=_POOL_WAIT_S, retry=retry, **common
         )
         self.pinned_pool = redis.ConnectionPool(retry=Retry(NoBackoff(), 0), **common)
-        """The settings of pinned connections; of the pool itself only `untried` takes one."""
+        """The settings of pinned connections, for what must not be sent a second time after a break, unnoticed."""
         # Any: redis-py types each answer as the union of all that any server and protocol could say
         self.redis: Any = redis.Redis(connection_pool=self._pool)
-        self.untried: Any = redis.Redis(connection_pool=self.pinned_pool)
-        """For what must not be sent a second time after a break, unnoticed."""
 
     async def let_go(self) -> None:
         """Give up the connections that nobody uses now: they lead to a server that is not the right one any more."""

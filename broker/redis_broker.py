@@ -207,10 +207,9 @@ class RedisBroker:
             await self._run("unwatch", shard, pod, *cast(list[str | int], pairs))
 
     async def reap(self, shard: int) -> Reaped:
-        limits = [_REAP_LIMIT, _ms(self._queue.dead_letter_ttl_s)]
-        async with self._at(shard) as node:
-            # a break must be seen: leases that ran out while the broker was away must have time to be renewed
-            return Reaped(*await self._scripts["reap"](keys=[keys.base(shard)], args=limits, client=node.untried))
+        queue = self._queue
+        times = _ms(queue.dead_letter_ttl_s), _ms(queue.lease_s), _ms(queue.queue_timeout_s + queue.max_run_s)
+        return Reaped(*await self._run("reap", shard, _REAP_LIMIT, *times))
 
     async def status(self, job_id: str) -> JobStatus | None:
         row = await self._run("status", keys.shard_of(job_id), job_id)

@@ -17,6 +17,7 @@ from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.models import Model
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Asking, Broker, Claim, Claims
+from headrace.broker.reaping import reap_for_ever
 from headrace.broker.settings import Settings
 from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
@@ -106,7 +107,8 @@ class Worker:
         for shard in range(self._broker.shards):
             leases = Leases(self._broker, shard, self.id, self._settings, self._runs, lambda: self._is_claiming)
             self._spawn(leases.run, "leases")
-            self._spawn(partial(self._reap_loop, shard), "reap")
+        shards, lease_s = range(self._broker.shards), self._settings.queue.lease_s
+        self._spawn(partial(reap_for_ever, self._broker, shards, lease_s), "reap")
         self._spawn(self._health_loop, "health")
         try:
             await self._claim_loop()
@@ -283,17 +285,6 @@ class Worker:
             await self._idle.wait()
 
     # -- the other loops ------------------------------------------------------------------------------------------
-
-    async def _reap_loop(self, shard: int) -> None:
-        """Once a second, but not soon after the broker was away: overdue leases must have time to be renewed."""
-        while True:
-            with contextlib.suppress(BrokerDown):
-                await self._broker.ping()  # from now on it must have been there for a whole lease
-                await asyncio.sleep(self._settings.queue.lease_s)
-                while True:
-                    await self._broker.reap(shard)
-                    await asyncio.sleep(random.uniform(0.75, 1.25))
-            await asyncio.sleep(random.uniform(0.2, 0.5))
 
     async def _presence_loop(self) -> None:
         while True:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from headrace.broker.errors import NoCapacity
@@ -45,6 +47,32 @@ async def test_a_job_whose_lease_ran_out_is_continued_after_its_last_entry(make_
     await admit(broker, band="interactive")
     claimed = await claim(broker, "r2")
     assert (claimed.job.id, claimed.attempt, claimed.after) == (job_id, 2, "1-1")
+
+
+async def test_after_a_time_in_which_nobody_reaped_leases_can_be_renewed_first(make_broker: MakeBroker) -> None:
+    broker = await make_broker(lease_s=0.5)
+    job_id = await admit(broker)
+    await claim(broker, "r1")
+    await broker.reap(0)
+    await asyncio.sleep(0.6)  # as if the broker had been away
+    assert await broker.reap(0) == Reaped(0, 0, 0, 0)
+    ticked = await tick(broker, "r1", renew=True, list_held=True)
+    assert ticked.jobs == [job_id]
+    await serve(broker)
+    assert await broker.reap(0) == Reaped(0, 0, 0, 0)
+    await lose_worker(broker)
+    assert await state_of(broker, job_id) == "waiting"
+
+
+async def test_reaps_that_are_always_late_do_act(make_broker: MakeBroker) -> None:
+    broker = await make_broker(lease_s=0.05)
+    await admit(broker, pod="p", grace_ms=0)
+    await claim(broker)
+    reaped = []
+    for _ in range(4):
+        reaped.append((await reap(broker)).leases)
+        await asyncio.sleep(0.1)
+    assert sum(reaped) == 1
 
 
 async def test_a_lost_lease_is_news_for_the_worker_that_had_it(make_broker: MakeBroker) -> None:
