@@ -26,7 +26,8 @@ async def used_bytes(broker: RedisBroker) -> int:
 
 
 async def entries(broker: RedisBroker, job_id: str) -> int:
-    return int((await broker.last_id(job_id) or "0-0").split("-")[1])
+    [last] = await broker.last_ids(keys.shard_of(job_id), [job_id])
+    return int((last or "0-0").split("-")[1])
 
 
 async def measure(streams: int, tokens: int, rate: float, prompt_bytes: int) -> float:

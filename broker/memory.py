@@ -159,9 +159,9 @@ class MemoryBroker:
     def lane(self, shard: int) -> MemoryLane:
         return MemoryLane(self._shards[shard])
 
-    async def last_id(self, job_id: str) -> Position | None:
-        stored = self._of(job_id).find(job_id)
-        return stored.last if stored else None
+    async def last_ids(self, shard: int, job_ids: Sequence[str]) -> list[Position | None]:
+        found = [self._shards[shard].find(job_id) for job_id in job_ids]
+        return [stored.last if stored else None for stored in found]
 
     async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:
         stored = self._of(job_id).find(job_id)

@@ -211,7 +211,7 @@ class Lane(Protocol):
     """A replica's one ordered connection to a shard: what is sent first is done first."""
 
     async def exchange(self, hints: Sequence[Hint], appends: Sequence[Append], settles: Sequence[Settle]) -> Exchange:
-        """Send all of it at once and wait for the answers; at most one append a job.
+        """Send all of it at once and wait for the answers; several appends of one job are in their order.
 
         Raises BrokerDown if any answer is not known: the writer then asks each log for its last id.
         """
@@ -329,8 +329,8 @@ class Broker(Protocol):
 
     def lane(self, shard: int) -> Lane: ...
 
-    async def last_id(self, job_id: str) -> Position | None:
-        """The log's last entry; None if there is no log."""
+    async def last_ids(self, shard: int, job_ids: Sequence[str]) -> list[Position | None]:
+        """The last entry of each log, in one round trip; None where there is no log."""
         ...
 
     async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:

@@ -290,10 +290,12 @@ class RedisBroker:
     def lane(self, shard: int) -> RedisLane:
         return RedisLane(self._nodes, shard)
 
-    async def last_id(self, job_id: str) -> Position | None:
-        async with self._at(keys.shard_of(job_id)) as node:
-            rows = await node.redis.xrevrange(_log(job_id), count=1)
-        return rows[0][0].decode() if rows else None
+    async def last_ids(self, shard: int, job_ids: Sequence[str]) -> list[Position | None]:
+        async with self._at(shard) as node, node.redis.pipeline(transaction=False) as pipe:
+            for job_id in job_ids:
+                pipe.xrevrange(_log(job_id), count=1)
+            answers = await pipe.execute()
+        return [rows[0][0].decode() if rows else None for rows in answers]
 
     async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:
         async with self._at(keys.shard_of(job_id)) as node:

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from headrace.broker import keys, messages, metrics
 from headrace.broker.errors import BrokerDown, BrokerFull
@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 _EARLY = 2
 """The first entries of an attempt are shown at once; the second is its first token, if `Started` went alone."""
 _MUTE_S = 1.0
+_AT_ONCE = 100
+"""Logs that are asked, or entries that are sent again, in one round trip after a break."""
 _FULL_S = 5.0
 """How long running jobs wait for room in a full broker before they end."""
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -139,6 +141,7 @@ class LogWriter:
     def __init__(self, broker: Broker, shard: int, pace_s: float = 0.0) -> None:
         self._pace_s = pace_s
         self._broker = broker
+        self._shard = shard
         self._lane = broker.lane(shard)
         self._ready: dict[str, Track] = {}
         self._hints: dict[str, list[Append]] = {}
@@ -223,7 +226,7 @@ class LogWriter:
             if written == "ok":
                 self._acknowledged(track, append)
             elif not track.is_lost:
-                await self._ask(track)
+                await self._agree([track])
         for track, written in zip(enders, answers.settles, strict=True):
             await self._settled(track, written)
 
@@ -249,7 +252,7 @@ class LogWriter:
 
     async def _settled(self, track: Track, written: Written) -> None:
         if written == "behind":
-            await self._ask(track)
+            await self._agree([track])
         elif written == "ok" and track.settled is not None and not track.settled.done():
             track.settled.set_result("ok")
         elif written != "ok":
@@ -274,50 +277,66 @@ class LogWriter:
             await asyncio.sleep(delay_s)
             now = time.monotonic()
             try:
-                for track in list(self._tracks.values()):
-                    await self._ask(track, is_full=full_since is not None and now - full_since > _FULL_S)
+                await self._agree(
+                    list(self._tracks.values()), is_full=full_since is not None and now - full_since > _FULL_S
+                )
                 return
             except BrokerFull:
                 full_since = full_since or now
             except BrokerDown:
                 full_since = None
 
-    async def _ask(self, track: Track, *, is_full: bool = False) -> None:
-        """Make this track agree with its log: drop what the log has, send again what it has not, or lose it."""
-        last = await self._broker.last_id(track.job_id)
-        if self._tracks.get(track.job_id) is not track or track.is_lost:
-            return  # it was released, settled or lost meanwhile
+    async def _agree(self, tracks: Sequence[Track], *, is_full: bool = False) -> None:
+        """Make tracks agree with their logs: drop what a log has, send again what it has not, or lose the track.
+
+        A hundred at a time, each in one round trip: hundreds that are asked one by one outlive their leases.
+        """
+        for some in (tracks[first : first + _AT_ONCE] for first in range(0, len(tracks), _AT_ONCE)):
+            lasts = await self._broker.last_ids(self._shard, [track.job_id for track in some])
+            for track, last in zip(some, lasts, strict=True):
+                if self._is_open(track) and self._is_ours(track, last) and is_full:
+                    track.refuse(BrokerFull())
+            await self._resend([track for track in some if self._is_open(track)])
+            for track in filter(self._is_open, some):
+                self.wake(track)
+
+    def _is_open(self, track: Track) -> bool:
+        """It was not released, settled or lost meanwhile."""
+        return self._tracks.get(track.job_id) is track and not track.is_lost
+
+    def _is_ours(self, track: Track, last: Position | None) -> bool:
+        """Take in where a track's log ends; one that is another's by now is lost."""
         if last is None:
             track.lose("gone")
-            return
+            return False
         attempt, n = keys.position(last)
         if attempt == track.attempt and track.ending is not None and n == len(track.sent) + 1:
-            self.wake(track)  # the settle was done and its answer lost: asking again answers ok
-            return
+            return True  # the settle was done and its answer lost: asking again answers ok
         if attempt != track.attempt or n > len(track.sent):
             metrics.FENCED_APPENDS.inc()
             log.info("job %s: fenced at %s", track.job_id, last, extra={"event": "fenced"})
             track.lose("stale")
-            return
+            return False
         for index in range(track.acked, n):
             self._show(track, self._entry(track, index + 1))
         track.acked = n
         track.moved()
-        if is_full:
-            track.refuse(BrokerFull())
-        await self._resend(track)
-        self.wake(track)
+        return True
 
-    async def _resend(self, track: Track) -> None:
-        while track.acked < len(track.sent) and not track.is_lost:
-            entry = self._entry(track, track.acked + 1)
-            answers = await self._lane.exchange([], [entry], [])
-            if answers.appends != ["ok"]:
-                track.lose(answers.appends[0])
-                return
-            track.acked += 1
-            track.moved()
-            self._show(track, entry)
+    async def _resend(self, tracks: Sequence[Track]) -> None:
+        """Write what logs lack, every log's in order."""
+        missing = [(track, n) for track in tracks for n in range(track.acked + 1, len(track.sent) + 1)]
+        for first in range(0, len(missing), _AT_ONCE):
+            some = missing[first : first + _AT_ONCE]
+            entries = [self._entry(track, n) for track, n in some]
+            answers = await self._lane.exchange([], entries, [])
+            for (track, n), entry, written in zip(some, entries, answers.appends, strict=True):
+                if written != "ok":
+                    track.lose(written)
+                elif self._is_open(track):
+                    track.acked = n
+                    track.moved()
+                    self._show(track, entry)
 
     @staticmethod
     def _entry(track: Track, n: int) -> Append:

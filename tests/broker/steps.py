@@ -91,6 +91,11 @@ async def lose_worker(broker: Broker) -> None:
     await eventually(is_taken_back)
 
 
+async def last_id(broker: Broker, job_id: str) -> str | None:
+    [last] = await broker.last_ids(keys.shard_of(job_id), [job_id])
+    return last
+
+
 async def log_of(broker: Broker, job_id: str) -> list[ReadEntry]:
     rows = await broker.read(job_id, "0-1", 1000)
     return [messages.decode_entry(entry_id, data) for entry_id, data in rows]

@@ -22,6 +22,7 @@ from tests.broker.steps import (
     exchange,
     finish,
     ids_of,
+    last_id,
     log_of,
     settle,
     state_of,
@@ -64,7 +65,7 @@ async def test_admit_refuses_a_model_that_nobody_serves_and_stores_nothing(broke
     with pytest.raises(NoCapacity):
         await broker.admit(admission)
     assert await broker.status(admission.job.id) is None
-    assert await broker.last_id(admission.job.id) is None
+    assert await last_id(broker, admission.job.id) is None
 
 
 async def test_admit_refuses_when_the_queue_is_full_and_stores_nothing(make_broker: MakeBroker) -> None:
@@ -75,7 +76,7 @@ async def test_admit_refuses_when_the_queue_is_full_and_stores_nothing(make_brok
     with pytest.raises(QueueFull):
         await broker.admit(admission)
     assert await broker.status(admission.job.id) is None
-    assert await broker.last_id(admission.job.id) is None
+    assert await last_id(broker, admission.job.id) is None
 
 
 async def test_running_jobs_do_not_fill_the_queue(make_broker: MakeBroker) -> None:
@@ -169,7 +170,7 @@ async def test_an_append_that_is_there_already_is_stale(broker: Broker) -> None:
 async def test_an_append_to_a_log_that_is_not_there_is_gone(broker: Broker) -> None:
     job_id = unknown_id()
     assert await append(broker, job_id, "1-1") == "gone"
-    assert await broker.last_id(job_id) is None
+    assert await last_id(broker, job_id) is None
 
 
 async def test_a_lane_answers_many_appends_in_their_order(broker: Broker) -> None:

@@ -14,6 +14,7 @@ from tests.broker.steps import (
     end_of,
     exchange,
     finish,
+    last_id,
     log_of,
     reap,
     settle,
@@ -203,7 +204,7 @@ async def test_an_ended_log_goes_when_its_time_is_over(make_broker: MakeBroker) 
     job_id = await finish(broker)
 
     async def is_gone() -> bool:
-        return await broker.status(job_id) is None and await broker.last_id(job_id) is None
+        return await broker.status(job_id) is None and await last_id(broker, job_id) is None
 
     await eventually(is_gone)
     assert await broker.watch("p", [job_id]) == [False]
@@ -215,7 +216,7 @@ async def test_an_ended_log_lives_on_while_it_is_watched(make_broker: MakeBroker
 
     async def is_other_gone() -> bool:
         assert await broker.watch("p", [watched]) == [True]
-        return await broker.last_id(other) is None
+        return await last_id(broker, other) is None
 
     await eventually(is_other_gone)
     assert (await log_of(broker, watched))[-1].is_end
@@ -322,9 +323,9 @@ async def test_positions_compare_as_numbers(broker: Broker) -> None:
     await claim(broker)
     for n in range(1, 12):
         await append(broker, job_id, f"1-{n}")
-    assert await broker.last_id(job_id) == "1-11"
+    assert await last_id(broker, job_id) == "1-11"
     assert [entry_id for entry_id, _ in await broker.read(job_id, "1-9", 9)] == ["1-9", "1-10", "1-11"]
 
 
 async def test_last_id_of_a_job_that_is_not_there_is_none(broker: Broker) -> None:
-    assert await broker.last_id(unknown_id()) is None
+    assert await last_id(broker, unknown_id()) is None

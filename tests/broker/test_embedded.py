@@ -24,6 +24,7 @@ from tests.broker.steps import (
     claim,
     finish,
     ids_of,
+    last_id,
     serve,
     state_of,
     tick,
@@ -127,9 +128,9 @@ async def test_a_break_fails_the_exchange_and_not_the_lane(server: EmbeddedServe
     with pytest.raises(BrokerDown):
         await lane.exchange([], [Append(job_id, "1-2", STEP)], [])
     with pytest.raises(BrokerDown):
-        await broker.last_id(job_id)
+        await last_id(broker, job_id)
     await server.start()
-    assert await broker.last_id(job_id) == "1-1"
+    assert await last_id(broker, job_id) == "1-1"
     assert (await lane.exchange([], [Append(job_id, "1-2", STEP)], [])).appends == ["ok"]
     await lane.close()
 

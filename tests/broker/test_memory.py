@@ -7,7 +7,7 @@ import pytest
 from headrace.broker.errors import QueueFull
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.settings import QueueSettings
-from tests.broker.steps import admit, append, claim, finish, reap, serve, state_of, tick
+from tests.broker.steps import admit, append, claim, finish, last_id, reap, serve, state_of, tick
 from tests.support import an_admission
 
 QUEUE = QueueSettings(lease_s=5.0, reader_lease_s=10.0, queue_timeout_s=300.0, max_run_s=3600.0, log_ttl_s=600.0)
@@ -74,12 +74,12 @@ async def test_an_ended_log_is_kept_for_its_time_from_the_end() -> None:
     broker = MemoryBroker(QUEUE, clock=clock)
     job_id = await finish(broker)
     clock.advance(599.999)
-    assert await broker.last_id(job_id) == "1-1"
+    assert await last_id(broker, job_id) == "1-1"
     assert await broker.watch("p", [job_id]) == [True]
     clock.advance(599.999)
-    assert await broker.last_id(job_id) == "1-1"
+    assert await last_id(broker, job_id) == "1-1"
     clock.advance(0.001)
-    assert await broker.last_id(job_id) is None
+    assert await last_id(broker, job_id) is None
 
 
 async def test_the_drain_rate_is_of_the_last_half_minute_and_forgotten_after_five() -> None:
@@ -125,7 +125,7 @@ async def test_what_is_left_of_a_forgotten_job_is_there_for_ten_seconds() -> Non
         await broker.forget(job_id)
         clock.advance(9.999)
         await serve(broker)
-        assert await broker.last_id(job_id) is not None
+        assert await last_id(broker, job_id) is not None
         clock.advance(0.001)
-        assert await broker.last_id(job_id) is None
+        assert await last_id(broker, job_id) is None
         await serve(broker)

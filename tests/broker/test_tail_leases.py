@@ -12,6 +12,7 @@ from tests.broker.steps import (
     admit,
     claim,
     end_of,
+    last_id,
     reap,
     settle,
     state_of,
@@ -140,7 +141,7 @@ async def test_an_ended_log_lives_as_long_as_it_is_read(make_broker: MakeBroker)
     until = asyncio.get_running_loop().time() + 0.6  # two renewals' time
 
     async def is_over() -> bool:
-        assert await broker.last_id(job_id) == "1-1"
+        assert await last_id(broker, job_id) == "1-1"
         return asyncio.get_running_loop().time() > until
 
     await eventually(is_over)

@@ -12,7 +12,7 @@ from headrace.broker.errors import BrokerDown
 from headrace.broker.messages import Delta, Ended
 from headrace.broker.protocol import Broker, Claim
 from headrace.broker.writer import LogWriter, Track
-from tests.broker.steps import Ears, admit, claim, end_of, ids_of, log_of, tokens_of, unknown_id
+from tests.broker.steps import Ears, admit, claim, end_of, ids_of, last_id, log_of, tokens_of, unknown_id
 from tests.faults import Fault, FaultyBroker
 from tests.support import eventually
 
@@ -137,7 +137,7 @@ async def test_entries_appear_once_and_in_order_whatever_fails(writing: Writing,
 async def test_a_log_that_cannot_be_asked_is_asked_until_it_answers(writing: Writing) -> None:
     track = await writing.track()
     writing.faults.fail("exchange", "after", "before")
-    writing.faults.fail("last_id", "before", "before", "none", "before")
+    writing.faults.fail("last_ids", "before", "before", "none", "before")
     track.append([delta(0)])
     assert await track.settle(DONE) == "ok"
     assert tokens_of(await log_of(writing.broker, track.job_id)) == [0]
@@ -308,7 +308,7 @@ async def test_a_track_that_was_lost_meanwhile_writes_nothing_after_a_break(writ
     writing.faults.down.add("exchange")
     track.append([delta(0)])
     other.append([delta(0)])
-    await eventually(lambda: "last_id" in writing.faults.calls)
+    await eventually(lambda: "last_ids" in writing.faults.calls)
     await writing.broker.release("r", track.job_id, None, None)
     track.lose("stale")
     writing.faults.down.clear()
@@ -369,13 +369,13 @@ async def test_a_settle_whose_answer_was_lost_is_ok(writing: Writing) -> None:
 
 async def test_a_settle_while_the_broker_is_away_is_done_when_it_is_back(writing: Writing) -> None:
     track = await writing.track()
-    writing.faults.down |= {"exchange", "last_id"}
+    writing.faults.down |= {"exchange", "last_ids"}
     track.append([delta(0)])
     settled = track.settle(DONE)
-    await eventually(lambda: writing.faults.calls.count("last_id") >= 3)
+    await eventually(lambda: writing.faults.calls.count("last_ids") >= 3)
     assert not settled.done()
     with pytest.raises(BrokerDown):
-        await writing.faults.broker.last_id(track.job_id)
+        await last_id(writing.faults.broker, track.job_id)
     writing.faults.down.clear()
     assert await settled == "ok"
     assert await ids_of(writing.broker, track.job_id) == ["0-1", "1-0", "1-1", "1-2"]

@@ -109,7 +109,7 @@ async def play(acts: list[Act], faults: list[Fault], asking: list[Fault]) -> Non
     broker = MemoryBroker(QueueSettings())
     faulty = FaultyBroker(broker)
     faulty.fail("exchange", *faults)
-    faulty.fail("last_id", *asking)
+    faulty.fail("last_ids", *asking)
     faulty.gate.clear()
     pod = Pod()
     listener = broker.listen_hints("p", pod.on_hint, pod.on_gap)

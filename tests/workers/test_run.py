@@ -202,9 +202,9 @@ async def test_a_job_that_was_finished_but_not_settled_is_only_settled(stage: St
     run = await replica.run(0)
     await eventually(lambda: len(stage.faults.sent) == 1)
     stage.faults.fail("exchange", "after")  # the last entry is written, and then nothing for a while
-    stage.faults.down.add("last_id")
+    stage.faults.down.add("last_ids")
     run.say("a", end="eos")
-    await eventually(lambda: "last_id" in stage.faults.calls)
+    await eventually(lambda: "last_ids" in stage.faults.calls)
     await stage.plain.release(replica.worker.id, job_id, None, None)
     other = await stage.replica(is_faulty=False)
     ended = await stage.ended(job_id)

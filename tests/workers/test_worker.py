@@ -319,7 +319,7 @@ async def test_a_job_that_only_waits_for_the_broker_is_no_sign_of_a_hung_engine(
     replica = await stage.replica()
     await stage.admit()
     run = await replica.run()
-    stage.faults.down |= {"exchange", "last_id"}
+    stage.faults.down |= {"exchange", "last_ids"}
     run.say("a", end="eos")
     until = asyncio.get_running_loop().time() + 0.3
     await eventually(lambda: asyncio.get_running_loop().time() > until)
