@@ -13,8 +13,9 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.websockets import WebSocket
 
-from headrace.api import origins, wire
+from headrace.api import auth, origins, ratelimit, wire
 from headrace.api.pod import Pod
 from headrace.api.reply import retry_after
 from headrace.api.routes import ROUTERS
@@ -26,6 +27,7 @@ from headrace.broker.errors import (
     BodyTooLarge,
     HeadersTooLarge,
     HeadraceError,
+    LimitReached,
     MethodNotAllowed,
     NotFound,
 )
@@ -51,6 +53,8 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
     for router in routers:
         app.include_router(router)
     app.state.routes = [route for router in routers for route in router.routes]
+    if bare := auth.unguarded(app.state.routes):
+        raise RuntimeError(f"routes without `dependencies=[auth.GUARD]`: {', '.join(bare)}")
     origins.allow(app, settings.api.origins)
     app.add_exception_handler(HeadraceError, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
@@ -58,22 +62,31 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
     return app
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
+async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
     form = wire.of_path(request.url.path)
     headers = dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
         headers["x-request-id"] = error.job_id = job_id
+    if isinstance(error, LimitReached):
+        headers |= ratelimit.headers(form.name, error.standing)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):
         headers["connection"] = "close"
-    return Response(form.error_body(error), status_of(form, error), headers=headers, media_type="application/json")
+    response = Response(form.error_body(error), status_of(form, error), headers=headers, media_type="application/json")
+    if isinstance(request, WebSocket):
+        await request.send_denial_response(response)
+    return response
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    try:
+        await auth.guard(request)  # who may ask nothing is told nothing, not even what there is
+    except HeadraceError as refused:
+        return await _on_error(request, refused)
     kinds = {404: NotFound("there is no such address here"), 405: MethodNotAllowed()}
     response = await _on_error(request, kinds.get(error.status_code) or BadRequest(str(error.detail)))
     response.headers.update(error.headers or {})  # a 405 must say what is allowed

@@ -17,6 +17,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from headrace.api import wire
+from headrace.api.access import access_of
 from headrace.api.wire.anthropic_request import MessagesRequest
 from headrace.api.wire.anthropic_request import Request as CountTokensRequest
 from headrace.api.wire.embeddings import EmbeddingsRequest
@@ -81,6 +82,7 @@ _QUERIES: Mapping[tuple[str, str], Mapping[str, Mapping[str, Any]]] = {
         "after": _TEXT,
         "limit": {"type": "integer", "minimum": 0, "maximum": 100},
     },
+    ("get", "/v1/usage"): {"days": {"type": "integer", "minimum": 1, "maximum": 35}},
     **{("get", path): _MODEL for path in ("/props", "/slots", "/info")},
     **{("post", path): _MODEL for path, body in BODIES.items() if (body.format or "").startswith(("llamacpp", "tgi"))},
 }
@@ -106,8 +108,6 @@ _ANYTHING: Mapping[str, Any] = {
     "value": {"description": "JSON Schema, or a pattern"},
 }
 """Ollama's `format`, and the `value` of TGI's `grammar`."""
-_OPEN = ("/healthz", "/readyz", "/metrics", "/health", "/openapi.json")
-"""What needs no key."""
 
 
 @lru_cache(maxsize=1)
@@ -167,7 +167,7 @@ def _operation(
         operation["description"] = " ".join(route.endpoint.__doc__.split())
     if body is not None:
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": bodies[path]}}}
-    if path not in _OPEN:
+    if access_of(path) != "open":
         operation["security"] = [{}, {"bearer": []}, {"key": []}]
     return operation
 

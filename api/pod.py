@@ -12,6 +12,9 @@ import socket
 import time
 from typing import Protocol
 
+from headrace.api.audit import Audit
+from headrace.api.keyring import Keyring
+from headrace.api.pace import Pace
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
 from headrace.broker.outage import Outage
@@ -45,6 +48,9 @@ class Pod:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.settings = settings
         self.broker = broker
+        self.keyring = Keyring(settings, broker.ledger)
+        self.pace = Pace(settings.api.resumes_per_minute)
+        self.audit = Audit(broker.ledger)
         self.url = url
         self.beat_s = min(1.0, settings.api.heartbeat_s / 4)
         """How often every open stream is asked whether a heartbeat is due."""
@@ -136,6 +142,7 @@ class Pod:
                 await self.broker.open()
                 self._is_open = True
             used = await self.broker.ping()
+            await self.keyring.refresh()
             await self.broker.present("pods", self.id, "", self._about())
         except BrokerDown as error:
             self._outage.down(error)

@@ -55,6 +55,8 @@ class Subject:
         """Frames wait this long for others to go out with."""
         self.is_replay = False
         """It joins a job that an earlier request with the same idempotency key has made."""
+        self.headers: dict[str, str] = {}
+        """What the response says beside what every one does."""
         self.started_at = time.monotonic()
 
     def count(self, outcome: str) -> None:
@@ -150,7 +152,7 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        named = {"x-request-id": self.subject.job_id, **headers}
+        named = {"x-request-id": self.subject.job_id, **self.subject.headers, **headers}
         if self.subject.is_replay:
             named["x-idempotent-replay"] = "true"
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import structs
 from starlette.requests import Request
 
-from headrace.api import submit
+from headrace.api import auth, submit
 from headrace.api.pod import Pod
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.format import Parsed
@@ -36,10 +36,8 @@ def job_id_of(pod: Pod, response_id: str) -> str:
 
 async def find(pod: Pod, request: Request, response_id: str) -> JobStatus:
     """The caller's stored response; raises JobNotFound for all that is none."""
-    owner = submit.caller_of(pod, request).owner
-    status = await pod.broker.status(job_id_of(pod, response_id))
-    is_owned = status and (status.view.owner, status.view.format) == (owner, FORMAT.name)
-    if status is None or not is_owned or not status.view.options.get("is_stored"):
+    status = await pod.broker.status(job_id_of(pod, response_id), auth.caller_of(request).owner)
+    if status is None or status.view.format != FORMAT.name or not status.view.options.get("is_stored"):
         raise JobNotFound("there is no such response, or it has expired", param="response_id")
     return status
 

@@ -169,8 +169,6 @@ class PodWebSocket(WebSocketsSansIOProtocol):
 def bind(settings: Settings, port: int) -> socket.socket:
     """Take the port now, so that a port in use is a clear error before anything else starts."""
     host = settings.api.host
-    if not settings.keys and host not in ("127.0.0.1", "::1", "localhost"):
-        raise ConfigError(f"api.host: {host!r} is open to others, but there are no keys; add `keys`, or bind 127.0.0.1")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only where the protocol is named; without it every reply waits 40 ms for an ACK
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)

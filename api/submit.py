@@ -1,4 +1,4 @@
-"""From a request to a response: authenticate, check, admit, attach. One function for each way in."""
+"""From a request to a response: check, admit, attach. One function for each way in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from msgspec import structs
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from headrace.api import auth, estimate, requests
+from headrace.api import auth, catalog, estimate, ratelimit, requests
 from headrace.api.pod import Pod
 from headrace.api.relay import StreamReply
 from headrace.api.reply import Subject, WholeReply
@@ -22,33 +22,23 @@ from headrace.api.requests import Cut, Skip
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.format import Format, Parsed, Whole
 from headrace.broker import keys, metrics, prefixes
+from headrace.broker.api_keys import KeySettings
 from headrace.broker.errors import (
     BadPosition,
     BadRequest,
-    HeadersTooLarge,
     IdempotencyKeyReused,
     JobNotFound,
     LogLost,
-    ModelNotFound,
 )
+from headrace.broker.limits import Allowance, home_shard
 from headrace.broker.messages import Job, View, decode_entry
-from headrace.broker.models import Model
 from headrace.broker.protocol import Admission, JobStatus, Share
-from headrace.broker.settings import KeySettings
 from headrace.broker.tail import REPAIR_S, START, Reader
 
 log = logging.getLogger(__name__)
 
 _PAGE = 1000
 """Log entries read at a time."""
-
-
-def caller_of(pod: Pod, request: HTTPConnection) -> KeySettings:
-    """Check what every route checks before it reads a body."""
-    limit = pod.settings.api.max_header_bytes
-    if sum(len(name) + len(value) for name, value in request.scope["headers"]) > limit:
-        raise HeadersTooLarge(f"the headers are larger than {limit} bytes")
-    return auth.caller(request, pod.settings.keys)
 
 
 Complete = Callable[[Parsed], Awaitable[Parsed]]
@@ -71,7 +61,7 @@ class Place(NamedTuple):
         """In pieces or in one, as was asked for when the job was made; without a reader, as far as it has come."""
         subject = self.subject
         if self.reader is None:
-            headers = {"x-idempotent-replay": "true"} if subject.is_replay else {}
+            headers = {"x-idempotent-replay": "true"} if subject.is_replay else subject.headers
             return await as_it_is(subject.pod, subject.job_id, subject.view, subject.form, headers)
         return self.stream if subject.view.stream else WholeReply(subject, self.reader)
 
@@ -83,13 +73,12 @@ async def generate(
 
     `body` is what stands in for the request's own, where it has none.
     """
-    key = caller_of(pod, request)
     cut = requests.cut(request, pod.broker.shards)
     if cut is not None:
         return await resume(pod, request, cut.job_id, form)
     if body is None:
         body = await requests.read_body(request, pod.settings.api)
-    return await (await admit(pod, request, form, body, key, complete)).reply()
+    return await (await admit(pod, request, form, body, complete)).reply()
 
 
 async def admit(  # who asks, for what, in which words
@@ -97,13 +86,13 @@ async def admit(  # who asks, for what, in which words
     request: HTTPConnection,
     form: Format,
     body: bytes,
-    key: KeySettings,
     complete: Complete | None = None,
 ) -> Place:
     """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
+    key = auth.caller_of(request)
     idempotency_key, coalesce_s = requests.idempotency_key(request), requests.coalesce_s(request)
     parsed = form.parse(body, pod.settings.api)
-    model = chosen(pod, request, parsed.job.model)
+    model = catalog.chosen(pod, request, parsed.job.model)
     parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()
     if complete is not None:
@@ -112,10 +101,10 @@ async def admit(  # who asks, for what, in which words
     default_ms = round(pod.settings.api.grace_s * 1000) if parsed.stream or idempotency_key else 0
     grace_ms = requests.grace_ms(request, default_ms=-1 if parsed.is_background else default_ms)
     is_unread = parsed.is_background and not parsed.stream
-    job, view = _job(pod, request, form, parsed, key)
+    job, view = _job(pod, request, form, parsed)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
-        job = structs.replace(job, id=job_id)
+        job = structs.replace(job, id=_placed(pod, key, job_id))
         view = structs.replace(view, fingerprint=hashlib.sha256(body).hexdigest())
     admission = Admission(
         job,
@@ -128,6 +117,7 @@ async def admit(  # who asks, for what, in which words
         requests.queue_timeout_ms(request, pod.settings.queue.queue_timeout_s),
         parsed.is_kept,
         prefixes.anchors(job),
+        allowance=Allowance(key.id, key.limits, key.owner_limits) if key.is_limited else None,
     )
     try:
         admitted = await pod.broker.admit(admission)
@@ -137,6 +127,7 @@ async def admit(  # who asks, for what, in which words
         return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
     subject = Subject(pod, job.id, view, form, request.url.path, None, coalesce_s)
+    subject.headers = ratelimit.headers(form.name, admitted.standing)
     if is_unread:
         request.state.job_id = job.id
         subject.count("accepted")
@@ -203,6 +194,7 @@ async def resume(
 async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | None, cut: Cut | None) -> Place:
     """One more reader of a job that is there."""
     grace_ms, coalesce_s = _asked_grace_ms(request), requests.coalesce_s(request)
+    pod.pace.take(auth.caller_of(request))
     status = await find(pod, request, job_id)
     form = form or BY_NAME[status.view.format]
     if cut is not None:
@@ -227,11 +219,10 @@ async def find(pod: Pod, request: HTTPConnection, job_id: str) -> JobStatus:
 
     From then on the request is about this job: `request.state.job_id`, which also the errors that follow carry.
     """
-    key = caller_of(pod, request)
     if not keys.is_job_id(job_id, pod.broker.shards):
         raise BadRequest("a stream's id is 32 hex digits", param="job")
-    status = await pod.broker.status(job_id)
-    if status is None or status.view.owner != key.owner:
+    status = await pod.broker.status(job_id, auth.caller_of(request).owner)
+    if status is None:
         raise JobNotFound
     request.state.job_id = job_id
     return status
@@ -260,18 +251,9 @@ def _check_cut(cut: Cut | None, job_id: str, status: JobStatus, form: Format) ->
         raise LogLost("this position is later than anything in the log")
 
 
-def chosen(pod: Pod, request: HTTPConnection, name: str) -> Model:
-    """The model that a request means. Only formats that need not name one leave `name` empty: `?model=` says it then,
-    or it is the first one."""
-    return model_of(pod, name or request.query_params.get("model") or pod.settings.models[0].name)
-
-
-def model_of(pod: Pod, name: str) -> Model:
-    """The configured model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
-    for model in pod.settings.models:
-        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
-            return model
-    raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
+def _placed(pod: Pod, key: KeySettings, job_id: str) -> str:
+    """The id of a job where the limits of its key are counted."""
+    return keys.at_shard(job_id, home_shard(key.owner, pod.broker.shards)) if key.is_limited else job_id
 
 
 def _session(request: HTTPConnection, job: Job, owner: str) -> bytes:
@@ -283,9 +265,10 @@ def _session(request: HTTPConnection, job: Job, owner: str) -> bytes:
     return owner.encode() + b"\0" + (prefixes.session(job) if named is None else named.encode())
 
 
-def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed, key: KeySettings) -> tuple[Job, View]:
-    session = _session(request, parsed.job, key.owner) if pod.broker.shards > 1 else b""
-    job = structs.replace(parsed.job, id=keys.new_job_id(pod.broker.shards, session))
+def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed) -> tuple[Job, View]:
+    key = auth.caller_of(request)
+    session = _session(request, parsed.job, key.owner) if pod.broker.shards > 1 and not key.is_limited else b""
+    job = structs.replace(parsed.job, id=_placed(pod, key, keys.new_job_id(pod.broker.shards, session)))
     view = View(
         key.owner,
         job.model,

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headrace.api import origins, requests, submit
+from headrace.api import auth, origins, requests, submit
 from headrace.api.body import check_depth
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
@@ -27,13 +27,9 @@ from headrace.api.reply import ClientGone, Reply
 from headrace.api.submit import Place
 from headrace.api.wire import BY_NAME, sse
 from headrace.broker import errors, metrics
-from headrace.broker.errors import BadRequest, BodyTimeout, Draining, HeadraceError, OriginNotAllowed, Unauthorized
-from headrace.broker.settings import KeySettings
+from headrace.broker.errors import BadRequest, BodyTimeout, Draining, HeadraceError, OriginNotAllowed
 
 log = logging.getLogger(__name__)
-
-BEARER = "bearer."
-"""Begins the subprotocol that carries a key: a page's script can set no header."""
 
 DONE, GOING_AWAY, REFUSED, FAILED, OVERLOADED = 1000, 1001, 1008, 1011, 1013
 
@@ -113,23 +109,18 @@ class Conversation:
     async def _accept(self) -> bool:
         """Refuse by an HTTP status what needs no message to be refused."""
         socket, offered = self._socket, self._socket.scope["subprotocols"]
-        keys = [each.removeprefix(BEARER) for each in offered if each.startswith(BEARER)]
-        if keys and "authorization" not in socket.headers:
-            self._add_header(b"authorization", f"Bearer {keys[0]}")
         try:
-            self._key: KeySettings = submit.caller_of(self._pod, self._asked)
             if not origins.is_welcome(socket, self._pod.settings.api.origins):
                 raise OriginNotAllowed
             if isinstance(self._pod.trouble, Draining):
                 raise self._pod.trouble
         except HeadraceError as error:
             metrics.REJECTIONS.labels(error.code).inc()
-            headers = {"www-authenticate": "Bearer"} if isinstance(error, Unauthorized) else {}
             body = self._form.error_body(error)
-            await socket.send_denial_response(Response(body, error.status, headers, "application/json"))
+            await socket.send_denial_response(Response(body, error.status, media_type="application/json"))
             return False
         # a browser wants one of what it offered, and a key is not to be shown
-        await socket.accept(next((each for each in offered if not each.startswith(BEARER)), None))
+        await socket.accept(next((each for each in offered if not each.startswith(auth.BEARER)), None))
         return True
 
     async def _serve(self) -> None:
@@ -181,12 +172,12 @@ class Conversation:
                     raise BadRequest("resume stands alone: the request is known already.", param="resume")
                 cut = requests.position(_text(fields["resume"]), shards)
                 return await submit.attach(self._pod, self._asked, cut.job_id, self._form, cut)
-            return await submit.admit(self._pod, self._asked, self._form, sse.encode(fields), self._key)
+            return await submit.admit(self._pod, self._asked, self._form, sse.encode(fields))
         except HeadraceError as error:
             raise _renamed(error) from error
 
     def _add_header(self, name: bytes, value: str) -> None:
-        """What a subprotocol or a message says in place of a header: from here on it is one."""
+        """What a message says in place of a header: from here on it is one."""
         scope = self._asked.scope
         headers = [*scope["headers"], (name, value.encode("latin-1", "replace"))]
         self._asked = HTTPConnection({**scope, "headers": headers})

@@ -10,11 +10,13 @@ HeadraceError
 │   ├── BodyTimeout 408
 │   └── HeadersTooLarge 431
 ├── Unauthorized 401
+├── Forbidden 403                         the key may not do this
 ├── OriginNotAllowed 403                  a page of another site
 ├── NotFound 404                          no such route, job or model
 │   ├── JobNotFound 404
 │   └── ModelNotFound 404
 ├── MethodNotAllowed 405
+├── LimitReached 429                      of the caller's key or owner
 ├── QueueFull 429                         capacity exists, but is contended
 │   └── OwnerQueueFull 429                by the caller's own requests
 ├── Unavailable 503                       capacity does not exist
@@ -33,8 +35,11 @@ A worker sends `code` and message through the log; `from_failure` builds the sam
 
 from __future__ import annotations
 
+import math
 import re
 from typing import ClassVar
+
+from headrace.broker.limits import Standing
 
 _PROMPT = re.compile(r"prompt has ([0-9]+) tokens")
 _CONTEXT = re.compile(r"context(?: length)? is ([0-9]+)")
@@ -124,6 +129,13 @@ class Unauthorized(HeadraceError):
     status = 401
 
 
+class Forbidden(HeadraceError):
+    """This API key may not do this."""
+
+    code = "permission_denied"
+    status = 403
+
+
 class OriginNotAllowed(HeadraceError):
     """Pages of this origin may not connect; `api.origins` lists those that may."""
 
@@ -155,6 +167,25 @@ class MethodNotAllowed(HeadraceError):
 
     code = "method_not_allowed"
     status = 405
+
+
+class LimitReached(HeadraceError):
+    """A limit of this API key is reached; try again later."""
+
+    code = "rate_limit_exceeded"
+    status = 429
+    retry_after_default_s = 1
+    standing = Standing()
+    """How the limits stand that a response tells of."""
+
+    @classmethod
+    def of(cls, whose: str, name: str, limit: int, retry_ms: int, standing: Standing) -> LimitReached:
+        error = cls(
+            f"the limit of this {whose}, {name.replace('_', ' ').removeprefix('max ')}: {limit}, is reached",
+            retry_after_s=max(1, math.ceil(retry_ms / 1000)),
+        )
+        error.standing = standing
+        return error
 
 
 class QueueFull(HeadraceError):

@@ -25,8 +25,8 @@ KEYS: dict[str, Key] = {
     "job": Key(
         "job:",
         "hash",
-        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, prefix, passed, is_kept, "
-        "is_forgotten",
+        "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, key, prefix, passed, "
+        "is_kept, is_forgotten",
         "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
@@ -68,6 +68,21 @@ KEYS: dict[str, Key] = {
     "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),
     "pods": Key("pods", "zset", "pod ids by the time until which they are present", "presence"),
     "secret": Key("secret", "string", "what job ids are made of idempotency keys with; on shard 0 only", "secret"),
+    "spent": Key(
+        "spent:",
+        "hash",
+        "k:<key>, o:<owner>: requests, tokens: how full its buckets were at ms; tokens of today, of the day",
+        "two days",
+    ),
+    "slots": Key(
+        "slots:",
+        "zset",
+        "j: or s:, then as in spent: its jobs or streams that have not ended, by when they must",
+        "kept",
+    ),
+    "usage": Key("usage:", "hash", "<day>: requests, prompt_tokens, completion_tokens by model and owner", "35 days"),
+    "audit": Key("audit", "stream", "who was refused, and who did what; on shard 0 only", "90 days"),
+    "keys": Key("keys", "hash", "SHA-256 of an API key: what it may, as msgpack; version; on shard 0 only", "none"),
     "decisions": Key(
         "decisions:", "list", "<model>: the autoscaler's last ones, newest first; on shard 0 only", "a day"
     ),
@@ -79,7 +94,7 @@ KEYS: dict[str, Key] = {
 `stored_ttl_s` if it is kept);
 `kept` is renewed to at least that with every write; `queue` too, and it is deleted when the queue is empty; `presence`
 is a few heartbeats; `dead letter` is `dead_letter_ttl_s` from the last one, as for the job and the log of each;
-`secret` is 30 days from its last use."""
+`secret` is 30 days from its last use; `none` is kept for good."""
 
 JOB_ID = re.compile(r"[0-9a-f]{32}")
 POSITION = re.compile(r"(0|[1-9][0-9]{0,9})-(0|[1-9][0-9]{0,9})")
@@ -98,6 +113,11 @@ def new_job_id(shards: int, session: bytes = b"") -> str:
     """32 hex digits: four name the shard, 28 are random. What has the same session is on one shard."""
     shard = zlib.crc32(session) % shards if session else secrets.randbelow(shards)
     return f"{shard:04x}{secrets.token_hex(14)}"
+
+
+def at_shard(job_id: str, shard: int) -> str:
+    """The same id on another shard."""
+    return f"{shard:04x}{job_id[4:]}"
 
 
 def idempotent_job_id(secret: bytes, owner: str, key: str, shards: int) -> str:

@@ -14,6 +14,7 @@ from typing import Literal
 from headrace.broker import keys
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
+from headrace.broker.ledger import Ledger, MemoryLedger
 from headrace.broker.memory_shard import CancelState, MemoryShard, Presence
 from headrace.broker.messages import BANDS, Job, ScaleDecision
 from headrace.broker.protocol import (
@@ -47,6 +48,7 @@ class MemoryBroker:
 
     def __init__(self, queue: QueueSettings, shards: int = 1, clock: Callable[[], int] = wall_clock_ms) -> None:
         self.shards = shards
+        self.ledger: Ledger = MemoryLedger(lambda: (shard.accounts for shard in self._shards))
         self._secret = b""
         self._decisions: dict[str, list[ScaleDecision]] = {}
         self._decided: dict[str, dict[str, int]] = {}
@@ -105,8 +107,9 @@ class MemoryBroker:
     async def reap(self, shard: int) -> Reaped:
         return self._shards[shard].reap()
 
-    async def status(self, job_id: str) -> JobStatus | None:
-        return self._of(job_id).status(job_id)
+    async def status(self, job_id: str, owner: str | None = None) -> JobStatus | None:
+        found = self._of(job_id).status(job_id)
+        return found if found and owner in (None, found.view.owner) else None
 
     async def job(self, job_id: str) -> Job | None:
         return self._of(job_id).job(job_id)

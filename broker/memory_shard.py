@@ -14,7 +14,18 @@ from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
 from headrace.broker.memory_state import FORGET_MS, ShardState, StoredJob, is_over, ms, next_id
-from headrace.broker.messages import BANDS, Claimed, Ended, Entry, Job, Queued, decode_entry, decode_usage, encode
+from headrace.broker.messages import (
+    BANDS,
+    Claimed,
+    Ended,
+    Entry,
+    Job,
+    Queued,
+    Usage,
+    decode_entry,
+    decode_usage,
+    encode,
+)
 from headrace.broker.prefixes import split
 from headrace.broker.protocol import (
     Admission,
@@ -57,6 +68,7 @@ class MemoryShard(ShardState):
             return Admitted(False, known.last)
         if not self._is_served(job.model):
             raise NoCapacity
+        self.accounts.check(admission, now)
         self._make_room(admission, now)
         reading_ms = ms(queue.reader_lease_s) if admission.pod else 0
         timeout_ms = admission.queue_timeout_ms
@@ -79,7 +91,7 @@ class MemoryShard(ShardState):
         self._enqueue(stored, admission.view.band)
         jobs, tokens = self._arrived.get(job.model, (0, 0))
         self._arrived[job.model] = jobs + 1, tokens + admission.prompt_tokens
-        return Admitted(True, "0-1", now)
+        return Admitted(True, "0-1", now, self.accounts.reserve(admission, now, stored.expires_ms))
 
     def _make_room(self, admission: Admission, now: int) -> None:
         model, owner, band = admission.job.model, admission.view.owner, admission.view.band
@@ -209,8 +221,9 @@ class MemoryShard(ShardState):
             stored = self._jobs[settle.job_id]
             if stored.ended is None:
                 ended = decode_entry("0-0", settle.data).events[-1]
-                self._charge(stored, ended.usage if isinstance(ended, Ended) else None)
-                self._finish(stored, next_id(settle.last), settle.data, settle.status)
+                usage = ended.usage if isinstance(ended, Ended) else None
+                self._charge(stored, usage)
+                self._finish(stored, next_id(settle.last), settle.data, settle.status, usage or Usage(0, 0))
         return check
 
     def release(self, replica: str, job_id: str, attempt: int | None, last: Position | None, is_death: bool) -> Written:

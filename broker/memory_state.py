@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from headrace.broker.affinity import Holders
 from headrace.broker.hints import encode_hint
 from headrace.broker.keys import position
+from headrace.broker.memory_limits import Accounts
 from headrace.broker.memory_queue import Drain, Fair, Load
 from headrace.broker.messages import (
     BANDS,
@@ -100,6 +101,7 @@ class ShardState:
         self._drain: dict[str, Drain] = {}
         self._holders: dict[str, Holders] = {}
         self._capacity: dict[str, dict[str, int]] = {}
+        self.accounts = Accounts(self.find)
         self._arrived: dict[str, tuple[int, int]] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
@@ -177,8 +179,9 @@ class ShardState:
         if usage:
             self._correct(stored, stored.admission.view.band, usage.prompt_tokens + usage.completion_tokens)
 
-    def _finish(self, stored: StoredJob, entry_id: Position, data: bytes, status: Status) -> None:
+    def _finish(self, stored: StoredJob, entry_id: Position, data: bytes, status: Status, used: Usage) -> None:
         self._append_data(stored, entry_id, data)
+        self.accounts.settle(stored.admission, used, stored.enqueued_ms, self._now_ms())
         if band := stored.place:
             self._dequeue(stored)
             self._correct(stored, band, 0)
@@ -198,9 +201,11 @@ class ShardState:
             return False
         usage = stored.usage
         ended = Ended("done", usage=usage) if usage else Ended(status, Failure(code, message))
+        steps = max(0, len(stored.log) - 3)  # as the script counts them, which does not read the log
+        so_far = Usage(stored.admission.prompt_tokens, steps) if stored.attempt else Usage(0, 0)
         stored.attempt += 1
         entry = Entry(self._now_ms() - stored.enqueued_ms, [ended])
-        self._finish(stored, f"{stored.attempt}-0", encode(entry), ended.status)
+        self._finish(stored, f"{stored.attempt}-0", encode(entry), ended.status, usage or so_far)
         return usage is None
 
     def _finish_marked(self, stored: StoredJob, cause: str) -> None:

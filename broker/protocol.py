@@ -12,6 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from headrace.broker.ledger import Ledger
+from headrace.broker.limits import Allowance, Standing
 from headrace.broker.messages import Job, ScaleDecision, Status, View
 
 Position = str
@@ -51,6 +53,8 @@ class Admission(Struct, frozen=True):
     queue_timeout_ms: int | None = None
     is_kept: bool = False
     prefix: bytes = b""
+    allowance: Allowance | None = None
+    """The limits of its key, if it has any; the job must then be on its owner's home shard."""
 
 
 class Admitted(Struct, frozen=True):
@@ -62,6 +66,7 @@ class Admitted(Struct, frozen=True):
     is_new: bool
     last: Position
     enqueued_ms: int = 0
+    standing: Standing = Standing()
 
 
 class Claim(Struct, frozen=True):
@@ -230,6 +235,7 @@ class Broker(Protocol):
     """Redis, or what stands in for it."""
 
     shards: int
+    ledger: Ledger
 
     async def open(self) -> None:
         """Connect and check the server; raises ConfigError if it would lose logs, BrokerDown if it is not there."""
@@ -244,7 +250,7 @@ class Broker(Protocol):
     # -- a job's life ---------------------------------------------------------------------------------------------
 
     async def admit(self, admission: Admission) -> Admitted:
-        """Store and queue a job; raises QueueFull, OwnerQueueFull or NoCapacity, and then nothing is stored.
+        """Store and queue a job; raises LimitReached, QueueFull, OwnerQueueFull or NoCapacity: nothing is stored then.
 
         A full queue ends the youngest batch jobs to take one that is not batch.
         """
@@ -282,7 +288,9 @@ class Broker(Protocol):
         """Act on all overdue times. If nobody did for most of a lease, there is a lease time to renew in first."""
         ...
 
-    async def status(self, job_id: str) -> JobStatus | None: ...
+    async def status(self, job_id: str, owner: str | None = None) -> JobStatus | None:
+        """Where a job is; None if there is none, or none of this owner, which takes as long to find out."""
+        ...
 
     async def job(self, job_id: str) -> Job | None:
         """What a job asks for: until its end, and as long as it is known if it is kept; else None."""

@@ -19,7 +19,9 @@ from redis.exceptions import (
 )
 
 from headrace.broker import keys, messages, scripts
-from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, NoCapacity, OwnerQueueFull, QueueFull
+from headrace.broker.admission import answer, arguments
+from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
+from headrace.broker.ledger import Ledger
 from headrace.broker.messages import Job, ScaleDecision
 from headrace.broker.nodes import Node, Nodes
 from headrace.broker.protocol import (
@@ -41,6 +43,7 @@ from headrace.broker.protocol import (
     Written,
 )
 from headrace.broker.redis_lane import Listeners, RedisLane, RedisListener
+from headrace.broker.redis_ledger import RedisLedger
 from headrace.broker.settings import QueueSettings, RedisSettings
 
 SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -62,6 +65,7 @@ class RedisBroker:
 
     def __init__(self, url: str, settings: RedisSettings, queue: QueueSettings) -> None:
         self.shards = settings.shards
+        self.ledger: Ledger = RedisLedger(self._at, settings.shards)
         self._queue = queue
         self._nodes = Nodes(url, settings)
         self._is_cluster = settings.cluster
@@ -123,39 +127,8 @@ class RedisBroker:
     # -- a job's life ---------------------------------------------------------------------------------------------
 
     async def admit(self, admission: Admission) -> Admitted:
-        job, queue = admission.job, self._queue
-        timeout_ms = admission.queue_timeout_ms
-        log_ttl_s = max(queue.log_ttl_s, queue.stored_ttl_s) if admission.is_kept else queue.log_ttl_s
-        answer = await self._run(
-            "admit",
-            keys.shard_of(job.id),
-            job.id,
-            messages.encode(job),
-            messages.encode(admission.view),
-            job.model,
-            admission.view.band,
-            admission.pod or "",
-            admission.grace_ms,
-            _ms(queue.reader_lease_s),
-            _ms(queue.queue_timeout_s) if timeout_ms is None else timeout_ms,
-            _ms(queue.queue_timeout_s + queue.max_run_s + log_ttl_s),
-            _ms(log_ttl_s),
-            queue.max_deaths,
-            *_queueing(admission, queue),
-            _ms(queue.max_run_s),
-            int(admission.is_kept),
-            admission.prefix,
-        )
-        match answer:
-            case [b"no_capacity"]:
-                raise NoCapacity
-            case [b"queue_full", waiting, retry_after_s]:
-                raise QueueFull.of(waiting, retry_after_s)
-            case [b"owner_queue_full", waiting, retry_after_s]:
-                raise OwnerQueueFull.of(waiting, retry_after_s)
-        if answer[0] == b"admitted":
-            return Admitted(True, answer[1].decode(), answer[2])
-        return Admitted(False, answer[1].decode())
+        told = arguments(admission, self._queue)
+        return answer(await self._run("admit", keys.shard_of(admission.job.id), *told))
 
     async def claim(
         self, shard: int, replica: str, models: str | Sequence[str], count: int, asking: Asking = NOTHING_SAID
@@ -211,8 +184,8 @@ class RedisBroker:
         times = _ms(queue.dead_letter_ttl_s), _ms(queue.lease_s), _ms(queue.queue_timeout_s + queue.max_run_s)
         return Reaped(*await self._run("reap", shard, _REAP_LIMIT, *times))
 
-    async def status(self, job_id: str) -> JobStatus | None:
-        row = await self._run("status", keys.shard_of(job_id), job_id)
+    async def status(self, job_id: str, owner: str | None = None) -> JobStatus | None:
+        row = await self._run("status", keys.shard_of(job_id), job_id, owner or "")
         if not row:
             return None
         view, state, last, attempt, ahead, deaths = row
@@ -364,15 +337,6 @@ class RedisBroker:
             rows = [await node.redis.hgetall(keys.key(one, 0, each)) for each in ids]
         about = ({name.decode(): value.decode() for name, value in row.items()} for row in rows)
         return {each: row for each, row in zip(ids, about, strict=True) if row}
-
-
-def _queueing(admission: Admission, queue: QueueSettings) -> Iterator[str | float]:
-    """What `admit` is told of the owner, of what the job costs, and of the bounds."""
-    share = admission.share
-    yield from (admission.view.owner, admission.prompt_tokens, admission.cost_tokens, share.weight, queue.batch_share)
-    yield from (queue.max_waiting_jobs, queue.max_waiting_bytes, queue.max_waiting_tokens)
-    for bound in (share.max_waiting_jobs, share.max_waiting_bytes, share.max_waiting_tokens):
-        yield "" if bound is None else bound
 
 
 def _log(job_id: str) -> str:

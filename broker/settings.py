@@ -15,8 +15,9 @@ import msgspec
 import yaml
 from msgspec import Struct
 
+from headrace.broker import api_keys
+from headrace.broker.api_keys import KeySettings as KeySettings
 from headrace.broker.errors import ConfigError
-from headrace.broker.messages import Band
 from headrace.broker.models import Model, check_model
 
 DEFAULT_FILE = "headrace.yaml"
@@ -97,6 +98,12 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     origins: list[str] = []
     """Pages of which origins (`https://example.org`; `*` for all) may read answers and open WebSockets; same-origin
     pages always may."""
+    insecure: bool = False
+    """Let anybody in who reaches this pod, as long as there are no keys; else only callers of this machine."""
+    resumes_per_minute: int = 3000
+    """How often an owner's streams may be resumed on one pod; where there are no keys there is no bound."""
+    open_metrics: bool = False
+    """Answer `/metrics` without a key that has the scope `metrics`."""
 
 
 class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -125,21 +132,6 @@ class AutoscalerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Signals that are older change nothing."""
     advisory: bool = False
     """Decide, log and export it, but leave every model with the number that it has."""
-
-
-class KeySettings(Struct, frozen=True, forbid_unknown_fields=True):
-    """An API key: who it speaks for, and the SHA-256 of it in hex; the key itself is nowhere."""
-
-    owner: str
-    sha256: str
-    ceiling: Band = "interactive"
-    """The best band its requests may ask for."""
-    weight: float = 1.0
-    """Its owner's part of the work while others wait too: twice the weight is twice as many tokens."""
-    max_waiting_jobs: int | None = None
-    """How much of its owner's may wait per model and shard, as in `queue`; null for no bound but that."""
-    max_waiting_bytes: int | None = None
-    max_waiting_tokens: int | None = None
 
 
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
@@ -263,13 +255,9 @@ def _check(file: Path, settings: Settings) -> None:
             value = getattr(values, field)
             if value is not None and field.endswith(("_s", "_ms", "_bytes", "_jobs", "_tokens")) and value < 0:
                 refuse(f"{section}.{field}", value, "must not be negative")
+    if settings.api.resumes_per_minute < 1:
+        refuse("api.resumes_per_minute", settings.api.resumes_per_minute, "must be 1 or more")
     if not 0 <= settings.queue.batch_share <= 1:
         refuse("queue.batch_share", settings.queue.batch_share, "must be 0 to 1")
-    for index, entry in enumerate(settings.keys):
-        if len(entry.sha256) != 64 or any(c not in "0123456789abcdef" for c in entry.sha256):
-            refuse(f"keys[{index}].sha256", entry.sha256, "must be 64 lower-case hex digits")
-        if not 0.001 <= entry.weight <= 1000:
-            refuse(f"keys[{index}].weight", entry.weight, "must be 0.001 to 1000")
-        for name in ("max_waiting_jobs", "max_waiting_bytes", "max_waiting_tokens"):
-            if (getattr(entry, name) or 0) < 0:
-                refuse(f"keys[{index}].{name}", getattr(entry, name), "must not be negative")
+    for index, key in enumerate(settings.keys):
+        api_keys.check(f"keys[{index}]", key, refuse)

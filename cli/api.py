@@ -15,13 +15,16 @@ def command(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The port to listen on; default: api.port.")
     ] = None,
+    insecure: options.Insecure = False,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A bound socket, inherited from `serve`.")] = None,
 ) -> None:
     """Run one API pod. It needs a broker: a running `headrace serve` on the same data folder, or redis.url."""
-    from headrace.api import server
+    from headrace.api import exposure, server
 
-    settings = options.read(config)
+    settings = options.let_in(options.read(config), insecure)
     options.log_to_stderr(settings.log_level)
+    if fd is None:  # else `serve` has looked
+        options.with_broker(config, lambda broker: exposure.check(settings, broker))
     listener = socket.socket(fileno=fd) if fd is not None else server.bind(settings, port or settings.api.port)
     if fd is None:
         typer.echo(f"headrace pod on http://{settings.api.host}:{listener.getsockname()[1]}")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +13,7 @@ from rich.table import Table
 from headrace.broker import dead, keys
 from headrace.broker.errors import BadRequest, JobNotFound
 from headrace.broker.protocol import Broker, DeadLetter
-from headrace.broker.redis_broker import RedisBroker
 from headrace.cli import options
-
-T = TypeVar("T")
 
 _AT_MOST = 10_000
 
@@ -32,7 +26,7 @@ app = typer.Typer(help="Jobs, and the dead letters among them.", no_args_is_help
 @app.command("dead")
 def show_dead(config: options.Config = None, as_json: Json = False) -> None:
     """List the jobs that lost too many workers, the last first. They are kept for queue.dead_letter_ttl_s."""
-    rows = [_row(letter) for letter in _with_broker(config, _dead_letters)]
+    rows = [_row(letter) for letter in options.with_broker(config, _dead_letters)]
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
     elif rows:
@@ -49,7 +43,7 @@ def show_dead(config: options.Config = None, as_json: Json = False) -> None:
 @app.command("requeue")
 def requeue(job: Id, config: options.Config = None) -> None:
     """Put a dead letter back into the queue, as a new job whose id is printed; the dead letter is removed then."""
-    typer.echo(_with_broker(config, lambda broker: dead.requeue(broker, _checked(broker, job))))
+    typer.echo(options.with_broker(config, lambda broker: _requeue(broker, job)))
 
 
 @app.command("expire")
@@ -61,25 +55,14 @@ def expire(
     """Keep a dead letter, or all, no longer: the log can be read for queue.log_ttl_s more."""
     if (job is None) != is_all:
         raise typer.BadParameter("say either which one, or --all")
-    expired = _with_broker(config, lambda broker: _expire(broker, job))
+    expired = options.with_broker(config, lambda broker: _expire(broker, job))
     typer.echo(f"{expired} expired")
 
 
 @app.command("show")
 def show(job: Id, config: options.Config = None) -> None:
     """Show where a job is, as JSON."""
-    typer.echo(json.dumps(_with_broker(config, lambda broker: _status(broker, _checked(broker, job))), indent=2))
-
-
-def _with_broker(config: Path | None, ask: Callable[[Broker], Awaitable[T]]) -> T:
-    async def run() -> T:
-        broker: RedisBroker = options.broker_of(options.read(config))
-        try:
-            return await ask(broker)
-        finally:
-            await broker.close()
-
-    return asyncio.run(run())
+    typer.echo(json.dumps(options.with_broker(config, lambda broker: _status(broker, _checked(broker, job))), indent=2))
 
 
 def _checked(broker: Broker, job: str) -> str:
@@ -93,7 +76,13 @@ async def _dead_letters(broker: Broker) -> list[DeadLetter]:
     return sorted(found, key=lambda letter: letter.died_ms, reverse=True)
 
 
+async def _requeue(broker: Broker, job: str) -> str:
+    await options.note(broker, "dead_letter_requeued", f"job {_checked(broker, job)}")
+    return await dead.requeue(broker, job)
+
+
 async def _expire(broker: Broker, job: str | None) -> int:
+    await options.note(broker, "dead_letter_expired", f"job {job}" if job else "all jobs")
     if job is None:
         return sum([await broker.expire(letter.job.id) for letter in await _dead_letters(broker)])
     if not await broker.expire(_checked(broker, job)):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
-from headrace.cli import api, bench, chat, cluster, jobs, keys, serve, simulate, status, worker
+from headrace.cli import api, audit, bench, chat, cluster, jobs, keys, serve, simulate, status, usage, worker
 
 app = typer.Typer(
     name="headrace",
@@ -28,6 +28,8 @@ app.command("simulate")(simulate.command)
 app.command("status")(status.command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
+app.command("audit")(audit.command)
+app.command("usage")(usage.command)
 
 
 def _say_version(value: bool) -> None:

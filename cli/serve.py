@@ -34,12 +34,13 @@ def command(
     config: options.Config = None,
     pods: Annotated[int, typer.Option(min=1, max=64, help="How many API pods, on this many ports.")] = 1,
     port: Annotated[int | None, typer.Option(min=1, max=65472, help="The first pod's port; default: api.port.")] = None,
+    insecure: options.Insecure = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show every process's log, not only warnings.")
     ] = False,
 ) -> None:
     """Serve the models of headrace.yaml on this machine, and print the URL. Ctrl-C drains and ends everything."""
-    settings = options.read(config)
+    settings = options.let_in(options.read(config), insecure)
     level = settings.log_level if verbose or settings.log_level == "error" else "warning"
     os.environ.update(HEADRACE_LOG_LEVEL=level, HEADRACE_DATA=str(Path(settings.data_dir).resolve()))
     options.log_to_stderr(level)
@@ -71,6 +72,7 @@ class _Serve:
             with self._console.status("starting the broker") as status:
                 await self._start_broker()
                 held.push_async_callback(self._stop_broker)
+                await self._check_exposure()
                 presence = asyncio.create_task(self._keep_capacity(), name="presence")
                 held.callback(presence.cancel)
                 self._start_children(listeners)
@@ -89,6 +91,15 @@ class _Serve:
         if self._settings.redis.url is None:
             self._server = EmbeddedServer(self._settings.data_dir)
             await self._server.start()
+
+    async def _check_exposure(self) -> None:
+        from headrace.api import exposure
+
+        broker = options.broker_of(self._settings)
+        try:
+            await exposure.check(self._settings, broker)
+        finally:
+            await broker.close()
 
     async def _stop_broker(self) -> None:
         if self._server is not None:

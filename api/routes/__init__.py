@@ -18,6 +18,7 @@ from headrace.api.routes import (
     responses,
     streams,
     tgi,
+    usage,
 )
 
 ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
@@ -30,5 +31,6 @@ ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
     tgi.router,
     plain.router,
     streams.router,
+    usage.router,
     operations.router,
 )

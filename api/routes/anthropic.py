@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.api import submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
@@ -14,7 +15,7 @@ from headrace.api.wire import BY_NAME
 
 def router(pod: Pod) -> APIRouter:
     """What Anthropic's clients speak. The `anthropic-version` and `anthropic-beta` headers are not looked at."""
-    routes = APIRouter(prefix="/v1/messages", route_class=BareRoute)
+    routes = APIRouter(prefix="/v1/messages", route_class=BareRoute, dependencies=[GUARD])
 
     @routes.post("", response_class=Response)
     async def messages(request: Request) -> Response:

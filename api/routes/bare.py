@@ -12,6 +12,8 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.api.auth import guard
+
 
 class BareRoute(APIRoute):
     """For `APIRouter(route_class=...)`; an endpoint with other parameters is handled as usual."""
@@ -19,11 +21,13 @@ class BareRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         needs, endpoint = self.dependant, self.endpoint
         others = (needs.path_params, needs.query_params, needs.header_params, needs.cookie_params, needs.body_params)
-        if any(others) or needs.dependencies or needs.request_param_name is None:
+        is_guarded = [each.call for each in needs.dependencies] == [guard]
+        if any(others) or not is_guarded or needs.request_param_name is None:
             return super().get_route_handler()
         name = needs.request_param_name
 
         async def handle(request: Request) -> Response:
+            await guard(request)
             response: Response = await endpoint(**{name: request})
             return response
 

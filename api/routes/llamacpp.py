@@ -6,7 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import submit
+from headrace.api import catalog, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.routes.bare import BareRoute
@@ -17,7 +18,7 @@ from headrace.broker.models import Model
 
 def router(pod: Pod) -> APIRouter:
     """What llama-server's clients speak."""
-    routes = APIRouter(route_class=BareRoute)
+    routes = APIRouter(route_class=BareRoute, dependencies=[GUARD])
 
     def generates(path: str, name: str) -> None:
         @routes.post(path, response_class=Response, name=path)
@@ -74,8 +75,7 @@ def router(pod: Pod) -> APIRouter:
 
 async def _replicas(pod: Pod, request: Request) -> tuple[Model, list[dict[str, str]]]:
     """The model that a request means, and its replicas that are ready."""
-    submit.caller_of(pod, request)
-    model = submit.chosen(pod, request, "")
+    model = catalog.chosen(pod, request, "")
     try:
         found = await pod.broker.listing("replicas")
     except BrokerDown as error:

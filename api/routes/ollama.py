@@ -6,7 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import submit
+from headrace.api import catalog, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
@@ -15,13 +16,13 @@ from headrace.api.wire.ollama import Load
 
 def router(pod: Pod) -> APIRouter:
     """What Ollama's clients speak."""
-    routes = APIRouter(prefix="/api", route_class=BareRoute)
+    routes = APIRouter(prefix="/api", route_class=BareRoute, dependencies=[GUARD])
 
     async def run(request: Request, form: str) -> Response:
         try:
             return await submit.generate(pod, request, BY_NAME[form])
         except Load as load:
-            submit.model_of(pod, load.model)
+            catalog.model_of(pod, request, load.model)
             return Response(load.body, media_type="application/json")
 
     @routes.post("/chat", response_class=Response)

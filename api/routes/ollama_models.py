@@ -7,7 +7,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from headrace.api import requests, submit
+from headrace.api import catalog, requests
+from headrace.api.auth import GUARD
 from headrace.api.body import decode
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
@@ -25,42 +26,36 @@ _show = msgspec.json.Decoder(ShowRequest)
 
 def router(pod: Pod) -> APIRouter:
     """What there is."""
-    routes = APIRouter()
+    routes = APIRouter(dependencies=[GUARD])
 
     @routes.api_route("/", methods=["GET", "HEAD"])
     async def root(request: Request) -> Response:
-        submit.caller_of(pod, request)
         return PlainTextResponse("Ollama is running")
 
     @routes.api_route("/api/version", methods=["GET", "HEAD"])
     async def version(request: Request) -> Response:
-        submit.caller_of(pod, request)
         return as_json({"version": API_LEVEL})
 
     @routes.api_route("/api/tags", methods=["GET", "HEAD"])
     async def tags(request: Request) -> Response:
-        submit.caller_of(pod, request)
         replicas = await pod.broker.listing("replicas")
-        return as_json({"models": [listed(look_up(model, replicas)) for model in pod.settings.models]})
+        return as_json({"models": [listed(look_up(model, replicas)) for model in catalog.models_of(pod, request)]})
 
     @routes.get("/api/ps")
     async def ps(request: Request) -> Response:
-        submit.caller_of(pod, request)
         replicas = await pod.broker.listing("replicas")
-        found = [look_up(model, replicas) for model in pod.settings.models]
+        found = [look_up(model, replicas) for model in catalog.models_of(pod, request)]
         return as_json({"models": [running(each) for each in found if each.is_ready]})
 
     @routes.post("/api/show")
     async def show(request: Request) -> Response:
-        submit.caller_of(pod, request)
         asked = decode(_show, await requests.read_body(request, pod.settings.api), pod.settings.api)
         if not (name := asked.model or asked.name):
             raise BadRequest("model is required.", param="model")
-        model = submit.model_of(pod, name)
+        model = catalog.model_of(pod, request, name)
         return as_json(shown(look_up(model, await pod.broker.listing("replicas"))))
 
     async def refuse(request: Request) -> Response:
-        submit.caller_of(pod, request)
         raise BadRequest("models are configured by whoever runs this server; they cannot be changed through its API")
 
     for path in _CHANGES:

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import submit
+from headrace.api import catalog, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.routes.bare import BareRoute
@@ -24,7 +25,7 @@ _STARTED_S = int(time.time())
 
 def router(pod: Pod) -> APIRouter:
     """What OpenAI's clients speak."""
-    routes = APIRouter(prefix="/v1", route_class=BareRoute)
+    routes = APIRouter(prefix="/v1", route_class=BareRoute, dependencies=[GUARD])
 
     @routes.post("/chat/completions", response_class=Response)
     async def chat_completions(request: Request) -> Response:
@@ -37,7 +38,7 @@ def router(pod: Pod) -> APIRouter:
     @routes.post("/embeddings", response_class=Response)
     async def embeddings(request: Request) -> Response:
         async def complete(parsed: Parsed) -> Parsed:
-            known = await _known(pod, submit.model_of(pod, parsed.job.model))
+            known = await _known(pod, catalog.model_of(pod, request, parsed.job.model))
             check_dimensions(parsed, int(known.about.get("embeddings") or 0))
             return parsed
 
@@ -45,13 +46,12 @@ def router(pod: Pod) -> APIRouter:
 
     @routes.get("/models")
     async def models(request: Request) -> Response:
-        submit.caller_of(pod, request)
-        return as_json({"object": "list", "data": [_shown(await _known(pod, model)) for model in pod.settings.models]})
+        shown = [_shown(await _known(pod, model)) for model in catalog.models_of(pod, request)]
+        return as_json({"object": "list", "data": shown})
 
     @routes.get("/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        submit.caller_of(pod, request)
-        return as_json(_shown(await _known(pod, submit.model_of(pod, name))))
+        return as_json(_shown(await _known(pod, catalog.model_of(pod, request, name))))
 
     return routes
 

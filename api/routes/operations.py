@@ -7,6 +7,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.api.auth import GUARD
 from headrace.api.openapi import document
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
@@ -15,7 +16,7 @@ from headrace.broker.errors import BrokerDown
 
 def router(pod: Pod) -> APIRouter:
     """Probes and metrics."""
-    routes = APIRouter()
+    routes = APIRouter(dependencies=[GUARD])
 
     @routes.get("/healthz")
     async def healthz() -> Response:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket
 
 from headrace.api import requests, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.bare import BareRoute
 from headrace.api.websocket import Conversation
@@ -32,7 +33,7 @@ _NOT_FIELDS = ("after",)
 
 def router(pod: Pod) -> APIRouter:
     """The plain format."""
-    routes = APIRouter(route_class=BareRoute)
+    routes = APIRouter(route_class=BareRoute, dependencies=[GUARD])
 
     @routes.get("/chat", response_class=Response)
     async def ask(request: Request) -> Response:
@@ -40,7 +41,6 @@ def router(pod: Pod) -> APIRouter:
 
         After the last event it comes back too; 204 is what tells it to stay away.
         """
-        submit.caller_of(pod, request)
         cut = requests.cut(request, pod.broker.shards)
         if cut is not None and await submit.has_all(pod, request, cut):
             return Response(status_code=204, headers={"x-request-id": cut.job_id})

@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.api import requests, responses, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.wire.format import Parsed
@@ -20,7 +21,7 @@ _ITEMS_MAX = 100
 
 def router(pod: Pod) -> APIRouter:
     """See the module."""
-    routes = APIRouter(prefix="/v1/responses")
+    routes = APIRouter(prefix="/v1/responses", dependencies=[GUARD])
 
     @routes.post("", response_class=Response)
     async def create(request: Request) -> Response:

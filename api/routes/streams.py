@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.api import submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.reply import Reply
 from headrace.api.routes.answers import as_json
@@ -16,7 +17,7 @@ from headrace.broker.errors import BadRequest
 
 def router(pod: Pod) -> APIRouter:
     """A job by its id: read it again, cancel it, ask how it is."""
-    routes = APIRouter(prefix="/v1/streams")
+    routes = APIRouter(prefix="/v1/streams", dependencies=[GUARD])
 
     @routes.get("/{job}", response_class=Response)
     async def resume(request: Request, job: str) -> Reply:

@@ -8,7 +8,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headrace.api import submit
+from headrace.api import catalog, submit
+from headrace.api.auth import GUARD
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.routes.bare import BareRoute
@@ -19,7 +20,7 @@ _GENERATE, _STREAM, _COMPAT = TGI("whole"), TGI("stream"), TGI("body")
 
 def router(pod: Pod) -> APIRouter:
     """What TGI's clients speak; `huggingface_hub` posts to the root."""
-    routes = APIRouter(route_class=BareRoute)
+    routes = APIRouter(route_class=BareRoute, dependencies=[GUARD])
 
     @routes.post("/generate", response_class=Response)
     async def generate(request: Request) -> Response:
@@ -35,8 +36,7 @@ def router(pod: Pod) -> APIRouter:
 
     @routes.get("/info")
     async def info(request: Request) -> Response:
-        submit.caller_of(pod, request)
-        model, limits = submit.chosen(pod, request, ""), pod.settings.api
+        model, limits = catalog.chosen(pod, request, ""), pod.settings.api
         return as_json(
             {
                 "model_id": model.name,

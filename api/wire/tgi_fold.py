@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from headrace.api.wire import sse
 from headrace.api.wire.ends import error_of
-from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError, JobEnded, QueueFull, TooManyDeaths
+from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError, JobEnded, TooManyDeaths
 from headrace.broker.messages import Alternative, Delta, Ended, Finished, ReadEntry, Started, TokenLogprob, View
 
 _LEAST = -3.4028234663852886e38
@@ -36,7 +36,7 @@ def envelope(error: HeadraceError) -> bytes:
 
 
 def _type(error: HeadraceError) -> str:
-    if isinstance(error, QueueFull):
+    if error.status == 429:
         return "overloaded"
     if isinstance(error, JobEnded):
         return "generation"

@@ -4,6 +4,8 @@
 local TAG = { queued = 0, claimed = 1, started = 2, delta = 3, finished = 4, ended = 5 }
 local BANDS = { 'resume', 'interactive', 'default', 'batch' }
 local IDLE_TTL_MS = 3600000
+local DAY_MS = 86400000
+local USAGE_TTL_MS = 35 * DAY_MS
 local DRAIN_MS = 30000 -- time constant of the measured drain rate
 local ANCHOR = 8 -- bytes of one in a job's prefix
 local MAX_HOLDERS, MAX_ANCHORS = 4, 200000
@@ -229,16 +231,43 @@ local function start_wall(job, now)
   keep(K.overrun, f[2])
 end
 
--- End a job, wherever it is: one terminal entry, and nothing of it is left in any list.
-local function finish(job, id, payload, status, now)
+-- What a job has used counts for its model and its owner, by the day on which it ended.
+local function note_usage(model, owner, prompt, completion, now)
+  local key, of = K.usage .. text(math.floor(now / DAY_MS)), '\t' .. model .. '\t' .. owner
+  redis.call('HINCRBY', key, 'requests' .. of, 1)
+  if prompt > 0 then redis.call('HINCRBY', key, 'prompt_tokens' .. of, prompt) end
+  if completion > 0 then redis.call('HINCRBY', key, 'completion_tokens' .. of, completion) end
+  keep(key, USAGE_TTL_MS)
+end
+
+-- Give back what `admit` has reserved for a job of a key with limits, and charge what it has used in place of its cost.
+local function give_back(job, key, owner, over, enqueued, now)
+  for _, subject in ipairs({ 'k:' .. key, 'o:' .. owner }) do
+    redis.call('ZREM', K.slots .. 'j:' .. subject, job)
+    redis.call('ZREM', K.slots .. 's:' .. subject, job)
+    local f = redis.call('HMGET', K.spent .. subject, 'tokens', 'day', 'today')
+    if f[1] then
+      redis.call('HSET', K.spent .. subject, 'tokens', exact(math.max(0, f[1] + over)))
+      if tonumber(f[2]) == math.floor(enqueued / DAY_MS) then
+        redis.call('HSET', K.spent .. subject, 'today', text(math.max(0, f[3] + over)))
+      end
+    end
+  end
+end
+
+-- End a job, wherever it is: one terminal entry, and nothing of it is left in any list. `usage` is what it has used, in
+-- tokens of its prompt and of its answer.
+local function finish(job, id, payload, status, usage, now)
   local f = redis.call('HMGET', K.job .. job, 'model', 'place', 'worker', 'log_ttl_ms', 'age', 'owner', 'cost', 'weight',
-    'is_kept')
+    'is_kept', 'key', 'enqueued_ms')
   append(job, id, payload, now)
   drop_lease(job, f[3])
   if f[2] then
     dequeue(f[1], f[2], member_of(f[5], job))
     correct(f[1], f[2], f[6], -f[7] / f[8])
   end
+  note_usage(f[1], f[6], usage[1], usage[2], now)
+  if f[10] then give_back(job, f[10], f[6], usage[1] + usage[2] - f[7], f[11], now) end
   redis.call('ZREM', K.unread, job)
   redis.call('ZREM', K.deadlines, job)
   redis.call('ZREM', K.overrun, job)
@@ -255,6 +284,12 @@ local function finished_usage(job)
   return row and row[2][3] == 'u' and row[2][4] or redis.call('HGET', K.job .. job, 'usage')
 end
 
+-- What a job has used that ends without a worker, as far as the log tells without reading it: one token a step.
+local function usage_so_far(job, attempt)
+  if attempt == '0' then return { 0, 0 } end
+  return { tonumber(redis.call('HGET', K.job .. job, 'tokens')), math.max(0, redis.call('XLEN', K.log .. job) - 3) }
+end
+
 -- End a job that no worker runs: the new attempt fences whoever ran it before. A job whose readers have seen it finish
 -- ends as `done`, whatever was to be its end; answers whether it ended as it was told.
 local function finish_unrun(job, status, code, message, now)
@@ -265,11 +300,12 @@ local function finish_unrun(job, status, code, message, now)
   if usage then
     -- by hand, since cmsgpack leaves no hole in an array: [at, [[ended, 'done', nil, usage]]]
     local ended = '\148' .. cmsgpack.pack(TAG.ended) .. cmsgpack.pack('done') .. '\192' .. usage
-    finish(job, id, '\146' .. cmsgpack.pack(now - f[1]) .. '\145' .. ended, 'done', now)
+    finish(job, id, '\146' .. cmsgpack.pack(now - f[1]) .. '\145' .. ended, 'done', cmsgpack.unpack(usage), now)
     return false
   end
   local failure = message and { code, message } or { code }
-  finish(job, id, pack_entry(now, tonumber(f[1]), { TAG.ended, status, failure }), status, now)
+  local ended = pack_entry(now, tonumber(f[1]), { TAG.ended, status, failure })
+  finish(job, id, ended, status, usage_so_far(job, f[3]), now)
   return true
 end
 

@@ -1,12 +1,12 @@
 #!lua flags=allow-oom
 -- status: where one job is.
 -- Reads: job (hash), log (stream), queue (zset). Writes nothing.
--- ARGV: 1 job
+-- ARGV: 1 job, 2 '' or its owner: for others it is not there
 -- Returns {} if there is no such job, or it was forgotten, else {view, 'waiting' | 'running' | done | cancelled | failed, last id, attempt,
 -- jobs before it in the queue or -1, deaths}.
 local job = ARGV[1]
-local f = redis.call('HMGET', K.job .. job, 'view', 'ended', 'place', 'model', 'attempt', 'deaths', 'age', 'is_forgotten')
-if not f[1] or f[8] then return {} end
+local f = redis.call('HMGET', K.job .. job, 'view', 'ended', 'place', 'model', 'attempt', 'deaths', 'age', 'is_forgotten', 'owner')
+if not f[1] or f[8] or (ARGV[2] ~= '' and ARGV[2] ~= f[9]) then return {} end
 local state, ahead = f[2] or (f[3] and 'waiting' or 'running'), -1
 if state == 'waiting' then
   ahead = 0

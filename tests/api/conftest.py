@@ -11,7 +11,7 @@ import redis
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.models import ScriptedModel
-from headrace.broker.settings import ApiSettings, KeySettings, QueueSettings, Settings, WorkerSettings
+from headrace.broker.settings import ApiSettings, KeySettings, QueueSettings, RedisSettings, Settings, WorkerSettings
 from headrace.broker.tasks import loop_factory
 from tests.api.deployment import Deployment, MakeEngine, RecordingEngine, nothing_is_left
 
@@ -28,6 +28,7 @@ class Deploy(Protocol):
         pods: int = 1,
         workers: int = 1,
         keys: Sequence[KeySettings] = (),
+        shards: int = 1,
         engine: MakeEngine = RecordingEngine,
     ) -> Deployment: ...
 
@@ -49,6 +50,7 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
         pods: int = 1,
         workers: int = 1,
         keys: Sequence[KeySettings] = (),
+        shards: int = 1,
         engine: MakeEngine = RecordingEngine,
     ) -> Deployment:
         settings = Settings(
@@ -56,6 +58,7 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
             queue=QueueSettings(**queue),
             api=ApiSettings(**{"drain_s": 1.0, **api}),
             worker=WorkerSettings(drain_s=0.1),
+            redis=RedisSettings(shards=shards),
             keys=list(keys),
         )
         up.append(Deployment(settings, redis_server.url))
