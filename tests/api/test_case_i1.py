@@ -56,7 +56,7 @@ async def is_free(up: Deployment) -> bool:
 
 def places(client: redis.Redis) -> int:
     """Taken in all keys and owners."""
-    return sum(client.zcard(name) for name in client.scan_iter(match="hr:*:slots:*"))  # type: ignore[misc]
+    return sum(client.zcard(name) for name in client.scan_iter(match="hr:*:slots:*"))
 
 
 async def test_i1_a_second_stream_is_refused_while_the_first_still_streams_on_any_pod(
@@ -148,7 +148,8 @@ async def test_i1_a_resume_takes_no_second_place(deploy: Deploy) -> None:
 
 async def test_i1_a_request_that_is_wrong_takes_nothing(deploy: Deploy, redis_client: redis.Redis) -> None:
     up = await deploy(keys=[a_key(limits=Limits(max_jobs=1, requests_per_minute=2))])
-    for wrong in ({"temperature": 9}, {"n": 0}, {"messages": []}, {"model": "nobody"}):
+    wrongs: list[dict[str, Any]] = [{"temperature": 9}, {"n": 0}, {"messages": []}, {"model": "nobody"}]
+    for wrong in wrongs:
         assert (await ask(up, **wrong)).status in (400, 404)
     assert places(redis_client) == 0
     assert [(await ask(up)).status for _ in range(3)] == [200, 200, 429]
