@@ -15,11 +15,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from headrace.api import auth, origins, ratelimit, wire
+from headrace.api import auth, origins, ratelimit, request_log, requests, wire
 from headrace.api.pod import Pod
 from headrace.api.reply import retry_after
 from headrace.api.routes import ROUTERS
-from headrace.api.wire.format import status_of
+from headrace.api.wire.format import id_headers, status_of
 from headrace.broker import metrics
 from headrace.broker.errors import (
     BadRequest,
@@ -66,16 +66,21 @@ async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
     form = wire.of_path(request.url.path)
-    headers = dict(retry_after(error))
+    status, headers = status_of(form, error), dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):
-        headers["x-request-id"] = error.job_id = job_id
+        error.job_id = job_id
+        headers |= id_headers(form, job_id)
     if isinstance(error, LimitReached):
         headers |= ratelimit.headers(form.name, error.standing)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):
         headers["connection"] = "close"
-    response = Response(form.error_body(error), status_of(form, error), headers=headers, media_type="application/json")
+    request_log.refused(request, error, status)
+    pod: Pod = request.app.state.pod
+    if pod.tracing is not None and (trace := pod.tracing.begin(pod.tracing.parent(request))):
+        trace.refuse(request, request_log.route_of(request), error, status)
+    response = Response(form.error_body(error), status, headers=headers, media_type="application/json")
     if isinstance(request, WebSocket):
         await request.send_denial_response(response)
     return response
@@ -94,5 +99,6 @@ async def _on_http_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    log.error("a request failed", exc_info=error, extra={"event": "request_failed"})
+    request_id = getattr(request.state, "job_id", None) or requests.user_request_id(request) or "-"
+    log.error("a request failed", exc_info=error, extra={"event": "request_failed", "request_id": request_id})
     return await _on_error(request, HeadraceError())

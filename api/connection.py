@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ class Connection:
     """One request's connection; under another server than ours, one that can nothing and tells nothing."""
 
     def __init__(self) -> None:
+        self.received_at = time.monotonic()
+        """When the request's first byte was there; of a WebSocket, its first message."""
         self._is_half_closed = False
         self._call_half_closed: Callable[[], None] = lambda: None
         self._call_lost: Callable[[], None] = lambda: None

@@ -15,7 +15,8 @@ from typing import Protocol
 from headrace.api.audit import Audit
 from headrace.api.keyring import Keyring
 from headrace.api.pace import Pace
-from headrace.broker import metrics
+from headrace.api.tracing import Tracing
+from headrace.broker import metrics, tracing
 from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
@@ -54,6 +55,9 @@ class Pod:
         self.url = url
         self.beat_s = min(1.0, settings.api.heartbeat_s / 4)
         """How often every open stream is asked whether a heartbeat is due."""
+        tracer = tracing.opened(settings.tracing, "headrace-pod", self.id)
+        self.tracing = Tracing(settings.tracing, tracer) if tracer is not None else None
+        """None if tracing is off."""
         self.tail = Tail(broker, self.id, settings.queue.reader_lease_s)
         self.beats: set[Beating] = set()
         """The streams that are open here."""
@@ -82,6 +86,8 @@ class Pod:
         with contextlib.suppress(BrokerDown):
             await self.broker.absent("pods", self.id, "")
         await self.broker.close()
+        if self.tracing is not None:
+            await self.tracing.tracer.close()
 
     async def secret(self) -> bytes:
         """What idempotency keys are made job ids with, the same in every pod.

@@ -40,8 +40,6 @@ class StreamReply(Reply):
         self._has_headers = False
         self._are_headers_due = False
         self._beat_at = 0.0
-        self._is_claimed = False
-        self._enqueued_ms = 0
         self._writes = 0
         self._is_slow = False
         """The client had not taken what was written before when the last frames were."""
@@ -70,9 +68,8 @@ class StreamReply(Reply):
             if now >= self._beat_at:
                 self.reader.poke()
         elif now - self.wrote_at > self.subject.pod.settings.api.slow_client_timeout_s:
-            log.info(
-                "job %s: its client took nothing for too long", self.subject.job_id, extra={"event": "slow_client"}
-            )
+            said = {"event": "slow_client", "request_id": self.subject.job_id}
+            log.info("job %s: its client took nothing for too long", self.subject.job_id, extra=said)
             self.connection.abort()
 
     def _call_headers(self) -> None:
@@ -102,6 +99,8 @@ class StreamReply(Reply):
             if self.subject.coalesce_s and self._has_headers and entries and not entries[-1].is_end:
                 await asyncio.sleep(self.subject.coalesce_s)
                 entries += self.reader.take()
+            for entry in entries:
+                self.subject.stages.note(entry)
             held += entries
             if not entries:
                 held = await self._write_heartbeat(send, held)
@@ -124,7 +123,8 @@ class StreamReply(Reply):
         if self._is_past_cut and (frames or not self._has_headers):
             await self._write(send, b"".join(frames), is_last=ended is not None)
             self._observe_lag(entries[-1])
-            self.reader.sink = None if self.subject.coalesce_s else self._push
+            push = self._push_first if self.subject.stages.first_ms is None else self._push
+            self.reader.sink = None if self.subject.coalesce_s else push
         return ended is not None
 
     def _take_in(self, entries: list[ReadEntry]) -> list[bytes]:
@@ -132,9 +132,17 @@ class StreamReply(Reply):
         if self._is_past_cut and (self._is_slow or self.subject.coalesce_s) and can_join(self.subject.form):
             entries = joined(entries)
         for entry in entries:
-            self._note(entry)
             frames += self._frames(entry)
         return frames
+
+    def _push_first(self, entry: ReadEntry) -> bool:
+        """`_push` until the first content has come, whose time is wanted."""
+        is_taken = self._push(entry)
+        if is_taken:
+            self.subject.stages.note(entry)
+            if self.subject.stages.first_ms is not None:
+                self.reader.sink = self._push
+        return is_taken
 
     def _push(self, entry: ReadEntry) -> bool:
         """The hot path, of a client that keeps up: one entry from the hint to the socket, without a task.
@@ -147,6 +155,8 @@ class StreamReply(Reply):
             self.connection.write_chunk(b"".join(frames))
             self._beat_later()
             self._observe_lag(entry)
+        else:
+            self.subject.stages.note(entry)  # another attempt, it may be
         return True
 
     def _frames(self, entry: ReadEntry) -> list[bytes]:
@@ -166,7 +176,7 @@ class StreamReply(Reply):
     def _observe_lag(self, entry: ReadEntry) -> None:
         """Of one write in 16: it is dearer than the write."""
         if not self._writes & 15:
-            metrics.RELAY_LAG.observe(max(0.0, time.time() - (self._enqueued_ms + entry.at_ms) / 1000))
+            metrics.RELAY_LAG.observe(max(0.0, time.time() - (self.subject.stages.enqueued_ms + entry.at_ms) / 1000))
         self._writes += 1
 
     def _first_new_frame(self, entry: ReadEntry, count: int) -> int:
@@ -188,13 +198,6 @@ class StreamReply(Reply):
         self._is_past_cut = True
         return count if frame is None else frame
 
-    def _note(self, entry: ReadEntry) -> None:
-        first = entry.events[0] if entry.events else None
-        if isinstance(first, Queued):
-            self._enqueued_ms = first.enqueued_ms
-        elif not self._is_claimed:
-            self._is_claimed = isinstance(first, Claimed)
-
     async def _write_heartbeat(self, send: Send, held: list[ReadEntry]) -> list[ReadEntry]:
         """A heartbeat if one is due; answers the entries that are still held.
 
@@ -210,7 +213,7 @@ class StreamReply(Reply):
         return []
 
     async def _waiting_note(self) -> str:
-        if self._is_claimed:
+        if self.subject.stages.attempts:
             return "working"
         try:
             status = await self.subject.pod.broker.status(self.subject.job_id)

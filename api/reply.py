@@ -13,10 +13,13 @@ from functools import partial
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from headrace.api import request_log
 from headrace.api.carrier import leave
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
-from headrace.api.wire.format import Format, status_of
+from headrace.api.stages import Stages
+from headrace.api.tracing import Trace
+from headrace.api.wire.format import Format, id_headers, status_of
 from headrace.broker import errors, metrics
 from headrace.broker.errors import BodyTooLarge, HeadraceError, JobEnded
 from headrace.broker.messages import Ended, ReadEntry, View
@@ -57,12 +60,23 @@ class Subject:
         """It joins a job that an earlier request with the same idempotency key has made."""
         self.headers: dict[str, str] = {}
         """What the response says beside what every one does."""
-        self.started_at = time.monotonic()
+        self.is_resume = False
+        """Its reader has come back, or is another one."""
+        self.status: int | None = None
+        """What its response began with; None if there is none, or not over HTTP."""
+        self.started_at = self.received_at = time.monotonic()
+        self.began_at: float | None = None
+        """When its response began."""
+        self.stages = Stages()
+        self.trace: Trace | None = None
 
     def count(self, outcome: str) -> None:
         duration_s = time.monotonic() - self.started_at
         metrics.REQUESTS.labels(self.route, self.view.model, outcome).inc()
         metrics.REQUEST_DURATION.labels(self.view.model, self.route, outcome).observe(duration_s)
+        request_log.ended(self, outcome)
+        if self.trace is not None:
+            self.trace.end(self, outcome)
 
 
 class Reply(Response):
@@ -95,7 +109,8 @@ class Reply(Response):
         except ClientGone:
             pass
         except Exception as error:  # a bug: no layer is left to answer it
-            log.error("job %s: its response failed", subject.job_id, exc_info=error, extra={"event": "request_failed"})
+            said = {"event": "request_failed", "request_id": subject.job_id}
+            log.error("job %s: its response failed", subject.job_id, exc_info=error, extra=said)
             await self.give_up(send)
         except asyncio.CancelledError:
             if not subject.pod.is_draining:
@@ -152,9 +167,12 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        named = {"x-request-id": self.subject.job_id, **self.subject.headers, **headers}
+        self.subject.status, self.subject.began_at = status, time.monotonic()
+        named = {**id_headers(self.subject.form, self.subject.job_id), **self.subject.headers, **headers}
         if self.subject.is_replay:
             named["x-idempotent-replay"] = "true"
+        if self.subject.trace is not None:
+            named["traceresponse"] = self.subject.trace.context.traceparent
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in named.items()]
         await send({"type": "http.response.start", "status": status, "headers": raw})
 
@@ -168,6 +186,7 @@ class WholeReply(Reply):
             while True:
                 for entry in await self.reader.read():
                     whole.feed(entry)
+                    self.subject.stages.note(entry)
                     if ended := end_of(entry):
                         raise_failure(ended)
                         await self._send_whole(send, 200, whole.body(), {})

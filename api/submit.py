@@ -15,6 +15,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from headrace.api import auth, catalog, estimate, ratelimit, requests
+from headrace.api.connection import Connection
 from headrace.api.pod import Pod
 from headrace.api.relay import StreamReply
 from headrace.api.reply import Subject, WholeReply
@@ -102,6 +103,9 @@ async def admit(  # who asks, for what, in which words
     grace_ms = requests.grace_ms(request, default_ms=-1 if parsed.is_background else default_ms)
     is_unread = parsed.is_background and not parsed.stream
     job, view = _job(pod, request, form, parsed)
+    trace = None
+    if pod.tracing is not None:
+        trace, job, view = pod.tracing.stamp(request, job, view)
     if idempotency_key is not None:
         job_id = keys.idempotent_job_id(await pod.secret(), key.owner, idempotency_key, pod.broker.shards)
         job = structs.replace(job, id=_placed(pod, key, job_id))
@@ -125,14 +129,26 @@ async def admit(  # who asks, for what, in which words
         raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
-    log.info("job %s admitted", job.id, extra={"event": "job_admitted", "user_request_id": view.user_request_id})
-    subject = Subject(pod, job.id, view, form, request.url.path, None, coalesce_s)
-    subject.headers = ratelimit.headers(form.name, admitted.standing)
+    log.debug("job %s admitted", job.id, extra={"event": "job_admitted", "request_id": job.id})
+    subject = _of(request, Subject(pod, job.id, view, form, request.url.path, None, coalesce_s))
+    subject.trace, subject.headers = trace, ratelimit.headers(form.name, admitted.standing)
     if is_unread:
         request.state.job_id = job.id
         subject.count("accepted")
         return Place(subject, None)
     return Place(subject, pod.tail.open_admitted(job.id, admitted))
+
+
+def _of(request: HTTPConnection, subject: Subject) -> Subject:
+    subject.received_at = Connection.of(request.scope).received_at
+    return subject
+
+
+def _traced(request: HTTPConnection, subject: Subject) -> Subject:
+    """A reader of a job that another request has made."""
+    if (tracing := subject.pod.tracing) is not None:
+        subject.trace = tracing.begin(tracing.parent(request), subject.view)
+    return subject
 
 
 async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, is_unread: bool) -> Place:
@@ -148,10 +164,12 @@ async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, 
         raise IdempotencyKeyReused(param="Idempotency-Key")
     request.state.job_id = job_id
     reader = None if is_unread else await pod.tail.attach(job_id)
-    log.info("job %s joined", job_id, extra={"event": "job_joined", "user_request_id": asked.user_request_id})
+    log.debug("job %s joined", job_id, extra={"event": "job_joined", "request_id": job_id})
     coalesce_s = requests.coalesce_s(request)
     subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request), coalesce_s)
-    subject.is_replay = True
+    _traced(request, _of(request, subject)).is_replay = True
+    if is_unread:
+        subject.count("accepted")
     return Place(subject, reader)
 
 
@@ -202,8 +220,9 @@ async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | 
     _check_cut(cut, job_id, status, form)
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
-    log.info("job %s resumed", job_id, extra={"event": "job_resumed"})
-    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s)
+    log.debug("job %s resumed", job_id, extra={"event": "job_resumed", "request_id": job_id})
+    subject = _of(request, Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s))
+    _traced(request, subject).is_resume = True
     return Place(subject, reader, cut)
 
 

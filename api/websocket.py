@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from headrace.api import auth, origins, requests, submit
+from headrace.api import auth, origins, request_log, requests, submit
 from headrace.api.body import check_depth
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
@@ -117,6 +118,7 @@ class Conversation:
         except HeadraceError as error:
             metrics.REJECTIONS.labels(error.code).inc()
             body = self._form.error_body(error)
+            request_log.refused(socket, error, error.status)
             await socket.send_denial_response(Response(body, error.status, media_type="application/json"))
             return False
         # a browser wants one of what it offered, and a key is not to be shown
@@ -125,9 +127,12 @@ class Conversation:
 
     async def _serve(self) -> None:
         try:
-            place = await self._place(await self._first())
+            first = await self._first()
+            Connection.of(self._socket.scope).received_at = time.monotonic()
+            place = await self._place(first)
         except HeadraceError as error:
             metrics.REJECTIONS.labels(error.code).inc()
+            request_log.refused(self._asked, error, error.status)
             await self._say(self._form.error_body(error))
             await self._close(_code(error))
             return

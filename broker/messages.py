@@ -157,6 +157,9 @@ class Job(Struct, frozen=True, omit_defaults=True):
     ignore_eos: bool = False
     suffix: str | None = None
     add_special: bool = False
+    traceparent: str = ""
+    """The span that all of this belongs to, as W3C's header says it, and `tracestate`; empty if it is not traced."""
+    tracestate: str = ""
 
 
 class View(Struct, frozen=True, omit_defaults=True):
@@ -175,6 +178,8 @@ class View(Struct, frozen=True, omit_defaults=True):
     """SHA-256 of the body in hex, if the request had an idempotency key."""
     options: dict[str, Any] = {}
     """What the format itself must remember to write its frames; nobody else reads it."""
+    traceparent: str = ""
+    """The job's, if it is traced: who reads it later links to it."""
 
 
 # -- the log ---------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from headrace.broker.models import Model, check_model
 
 DEFAULT_FILE = "headrace.yaml"
 
+_ALONE = ("data_dir", "log_level", "log_format")
+"""Values that stand in no section."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[a-z0-9.-]+(:[0-9]+)?|[a-z][a-z0-9+.-]*://\[[0-9a-f:]+\](:[0-9]+)?")
 """As a browser sends it: lower case, no path, no slash at its end."""
 
@@ -134,6 +136,31 @@ class AutoscalerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """Decide, log and export it, but leave every model with the number that it has."""
 
 
+class TracingSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Spans of requests, sent to a collector; see docs/tracing-and-logs.md."""
+
+    endpoint: str | None = None
+    """OTLP over HTTP, `http://collector:4318`; null: no tracing."""
+    sample_ratio: float = 1.0
+    """The share of those requests that bring no `traceparent`."""
+    follow_clients: bool = True
+    """A request that brings a `traceparent` belongs to that trace, and is sampled as it says. False: none is read."""
+    export_s: float = 5.0
+
+
+class GenerationLogSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Prompts and answers in files, for debugging; see docs/tracing-and-logs.md."""
+
+    folder: str | None = None
+    """Each replica writes files of its own there; null: nothing is written."""
+    max_bytes: int = 100_000_000
+    """A file that is larger is put away, and another begun."""
+    files: int = 4
+    """How many a replica keeps besides the one it writes."""
+    redact: str | None = None
+    """`package.module:function`, which takes each text and returns what may be written."""
+
+
 class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """Everything, as read from `headrace.yaml`."""
 
@@ -143,9 +170,12 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     api: ApiSettings = ApiSettings()
     worker: WorkerSettings = WorkerSettings()
     autoscaler: AutoscalerSettings = AutoscalerSettings()
+    tracing: TracingSettings = TracingSettings()
+    generation_log: GenerationLogSettings = GenerationLogSettings()
     keys: list[KeySettings] = []
     data_dir: str = ".headrace"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
 
     def model(self, name: str) -> Model:
         """The model of this name; raises ConfigError if there is none."""
@@ -192,7 +222,7 @@ def _override(raw: dict[str, Any], env: Mapping[str, str]) -> None:
     sections = {name for name, kind in Settings.__annotations__.items() if kind.endswith("Settings")}
     for name, text in env.items():
         path = short.get(name, name).removeprefix("HEADRACE_").lower().split("__")
-        if not name.startswith("HEADRACE_") or (len(path) == 1 and path[0] not in ("data_dir", "log_level")):
+        if not name.startswith("HEADRACE_") or (len(path) == 1 and path[0] not in _ALONE):
             continue
         value = text if path == ["data_dir"] else _scalar(name, text)
         if len(path) == 1:
@@ -249,7 +279,11 @@ def _check(file: Path, settings: Settings) -> None:
             refuse("api.origins", origin, "must be like https://example.org, without a path, or *")
     if not 0.1 <= settings.autoscaler.period_s <= settings.autoscaler.stale_s:
         refuse("autoscaler.period_s", settings.autoscaler.period_s, "must be 0.1 to `stale_s`")
-    for section in ("redis", "queue", "api", "worker", "autoscaler"):
+    if settings.tracing.endpoint is not None and not settings.tracing.endpoint.startswith(("http://", "https://")):
+        refuse("tracing.endpoint", settings.tracing.endpoint, "must be an http or https URL")
+    if not 0 <= settings.tracing.sample_ratio <= 1:
+        refuse("tracing.sample_ratio", settings.tracing.sample_ratio, "must be 0 to 1")
+    for section in ("redis", "queue", "api", "worker", "autoscaler", "tracing", "generation_log"):
         values = getattr(settings, section)
         for field in values.__struct_fields__:
             value = getattr(values, field)

@@ -160,7 +160,8 @@ class Reader:
             return self.sink(entry)
         except Exception as error:  # of one reader; the hints of the others go on
             self.fail(error if isinstance(error, HeadraceError) else HeadraceError())
-            log.exception("a reader of job %s broke", self.job_id, extra={"event": "reader_broke"})
+            said = {"event": "reader_broke", "request_id": self.job_id}
+            log.exception("a reader of job %s broke", self.job_id, extra=said)
             return True
 
     def _take(self, entry: ReadEntry) -> None:

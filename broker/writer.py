@@ -314,7 +314,8 @@ class LogWriter:
             return True  # the settle was done and its answer lost: asking again answers ok
         if attempt != track.attempt or n > len(track.sent):
             metrics.FENCED_APPENDS.inc()
-            log.info("job %s: fenced at %s", track.job_id, last, extra={"event": "fenced"})
+            said = {"event": "fenced", "request_id": track.job_id}
+            log.info("job %s: fenced at %s", track.job_id, last, extra=said)
             track.lose("stale")
             return False
         for index in range(track.acked, n):

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.broker import logs
 from headrace.cli import options
 
 
@@ -22,7 +23,7 @@ def command(
     from headrace.api import exposure, server
 
     settings = options.let_in(options.read(config), insecure)
-    options.log_to_stderr(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     if fd is None:  # else `serve` has looked
         options.with_broker(config, lambda broker: exposure.check(settings, broker))
     listener = socket.socket(fileno=fd) if fd is not None else server.bind(settings, port or settings.api.port)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from headrace.broker import embedded
+from headrace.broker import embedded, logs
 from headrace.cli import options
 
 
@@ -13,6 +13,6 @@ def command(config: options.Config = None) -> None:
     from headrace.cluster import driver
 
     settings = options.read(config)
-    options.log_to_stderr(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     url = settings.redis.url or embedded.url(settings.data_dir)
     asyncio.run(driver.run(settings, url))

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import getpass
-import logging
 import os
 import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 from msgspec import structs
@@ -68,19 +67,3 @@ def with_broker(config: Path | None, ask: Callable[[Broker], Awaitable[T]]) -> T
 async def note(broker: Broker, action: str, subject: str, detail: str = "") -> None:
     """Note for the audit what is done from this command line, by whom."""
     await broker.ledger.note(AuditEntry(f"{getpass.getuser()}@{socket.gethostname()}", action, subject, detail))
-
-
-def log_to_stderr(level: str) -> None:
-    """One line an event: time, level, its stable word, the sentence. Called by entry points only."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(_Line("%(asctime)s %(levelname)-7s %(event)-16s %(message)s"))
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("httpx", "httpcore", "uvicorn.access"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-class _Line(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields: dict[str, Any] = record.__dict__
-        fields.setdefault("event", "-")
-        return super().format(record)

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.status import Status
 
+from headrace.broker import logs
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
 from headrace.broker.models import Model
@@ -43,7 +44,7 @@ def command(
     settings = options.let_in(options.read(config), insecure)
     level = settings.log_level if verbose or settings.log_level == "error" else "warning"
     os.environ.update(HEADRACE_LOG_LEVEL=level, HEADRACE_DATA=str(Path(settings.data_dir).resolve()))
-    options.log_to_stderr(level)
+    logs.configure(level, settings.log_format)
     asyncio.run(_Serve(settings, config, pods, port or settings.api.port).run())
 
 

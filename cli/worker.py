@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from headrace.broker import logs
 from headrace.broker.errors import EngineFailed
 from headrace.broker.models import Model
 from headrace.broker.outage import open_when_up
@@ -27,7 +28,7 @@ def command(
     It waits for a broker that is down. If its engine hangs it hands its jobs back and exits with 1, to be started anew.
     """
     settings = options.read(config)
-    options.log_to_stderr(settings.log_level)
+    logs.configure(settings.log_level, settings.log_format)
     chosen = settings.model(model) if model else settings.models[0]
     port = settings.worker.metrics_port if metrics_port is None else metrics_port
     if port:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headrace.broker import logs
 from headrace.broker.errors import EngineFailed
 from headrace.broker.outage import open_when_up
 from headrace.broker.redis_broker import RedisBroker
@@ -22,6 +23,7 @@ class Replica:
         self, plain_settings: dict[str, Any], model: str, broker_url: str
     ) -> None:
         settings = msgspec.convert(plain_settings, Settings)
+        logs.configure(settings.log_level, settings.log_format, name="headrace")  # the rest of the process is Ray's
         chosen = settings.model(model)
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)
         self._engine = engines.make(chosen, settings.data_dir)

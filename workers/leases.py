@@ -98,4 +98,5 @@ class Leases:
             await self._broker.release(self._replica, job_id, None, None)
         except BrokerDown:
             return
-        log.warning("job %s: its claim's reply was lost, it is handed back", job_id, extra={"event": "claim_mended"})
+        said = {"event": "claim_mended", "request_id": job_id}
+        log.warning("job %s: its claim's reply was lost, it is handed back", job_id, extra=said)

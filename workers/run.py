@@ -32,6 +32,7 @@ from headrace.broker.writer import LogWriter
 from headrace.workers.engines.protocol import Engine, Generation, Run, Step
 from headrace.workers.seats import Seat, Seats
 from headrace.workers.text import TextFilter
+from headrace.workers.tracing import AttemptTrace, Untraced
 
 log = logging.getLogger(__name__)
 
@@ -51,16 +52,25 @@ class Choice:
     untold: int = 0
     has_begun: bool = False
     """An earlier attempt has logged something of it."""
+    reason: FinishReason | None = None
 
 
 class JobRun:
     """See the module. `done` is set when nothing of the job is left here."""
 
-    def __init__(self, claim: Claim, engine: Engine, writer: LogWriter, seat: Seat | None = None) -> None:
+    def __init__(
+        self,
+        claim: Claim,
+        engine: Engine,
+        writer: LogWriter,
+        seat: Seat | None = None,
+        trace: AttemptTrace | None = None,
+    ) -> None:
         """`seat` is its place among the engine's slots; it leaves it when it leaves the engine."""
         self.claim = claim
         self._seat = seat or Seats(1).seat(claim)
-        self.job = claim.job
+        self._trace = trace or Untraced()
+        self.job = claim.job if trace is None else trace.job
         self.track = writer.open(self.job.id, claim.attempt, claim.waited_ms, claim.readers, self._on_lost, self.fail)
         self.done = asyncio.Event()
         self.last_step_at = time.monotonic()
@@ -72,6 +82,8 @@ class JobRun:
         self._cached_tokens = 0
         self.is_ending = False
         self._is_in_line = False
+        self.is_done = False
+        """It has ended here, and whole."""
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
         self._has_content = False
@@ -102,6 +114,7 @@ class JobRun:
             return
         self.track.append([Started(self._prompt_tokens, self._cached_tokens)], is_urgent=True)
         self._seat.begin()
+        self._trace.started()
         for index, choice in enumerate(self._choices):
             if not choice.is_finished:
                 self._generate(index, choice)
@@ -127,7 +140,7 @@ class JobRun:
             return
         known = error if isinstance(error, HeadraceError) else EngineFailed()
         if known is not error:
-            log.error("job %s failed", self.job.id, exc_info=error, extra={"event": "job_failed"})
+            log.error("job %s failed", self.job.id, exc_info=error, extra=self._said("job_failed"))
         self._end("failed", Failure(known.code, known.message, known.param))
 
     def is_stuck(self, limit_s: float) -> bool:
@@ -149,7 +162,7 @@ class JobRun:
             if not self.track.is_lost:
                 attempt, last = self.claim.attempt, self.track.last
                 written = await broker.release(replica, self.job.id, attempt, last, is_death=is_death)
-                log.info("job %s released: %s", self.job.id, written, extra={"event": "job_released"})
+                log.info("job %s released: %s", self.job.id, written, extra=self._said("job_released"))
         finally:
             self._close()  # also if the broker is away: the lease gives the job back then
 
@@ -160,6 +173,7 @@ class JobRun:
 
     async def _answer(self) -> None:
         """A job that generates nothing: its one `Result`, and the end. To do it twice does no harm."""
+        self._trace.started()
         answer = self._engine.answer(self.job, self._advance)
         self._answering = asyncio.create_task(answer, name=f"answer {self.job.id}")
         await asyncio.wait([self._answering])
@@ -175,34 +189,45 @@ class JobRun:
         try:
             await self._read_log(broker)
         except Exception:
-            metrics.FAILOVERS.labels("failed").inc()
+            self._note_failover("failed")
             raise
         if self.is_ending or self.track.is_lost:
             return True  # it was cancelled or taken away meanwhile
         if self._has_result or all(choice.is_finished for choice in self._choices):
-            metrics.FAILOVERS.labels("finished").inc()
+            self._note_failover("finished")
             self._end("done", None)
             return True
         is_cut = any(choice.has_begun and not choice.is_finished for choice in self._choices)
         if is_cut and not self._engine.can_continue(self.job):
-            metrics.FAILOVERS.labels("not_continuable").inc()
+            self._note_failover("not_continuable")
             raise NotContinuable()
         has_begun = any(choice.has_begun for choice in self._choices)
-        metrics.FAILOVERS.labels("continued" if has_begun else "restarted").inc()
+        self._note_failover("continued" if has_begun else "restarted")
         return False
+
+    def _note_failover(self, outcome: str) -> None:
+        metrics.FAILOVERS.labels(outcome).inc()
+        said = self._said("failover") | {"outcome": outcome}
+        log.info("job %s taken over after %s: %s", self.job.id, self.claim.after, outcome, extra=said)
+
+    def _said(self, event: str) -> dict[str, object]:
+        return {"event": event, "request_id": self.job.id, "attempt": self.claim.attempt}
 
     async def _read_log(self, broker: Broker) -> None:
         """Run the logged tokens through the filters: they are then where the last worker's were."""
         first = "0-0"
         while rows := await broker.read(self.job.id, first, _PAGE):
             for entry_id, data in rows:
-                for event in messages.decode_entry(entry_id, data).events:
+                entry = messages.decode_entry(entry_id, data)
+                self._trace.note(entry)
+                for event in entry.events:
                     if isinstance(event, Delta):
                         self._take_up_delta(event)
                     elif isinstance(event, Started):
                         self._prompt_tokens = event.prompt_tokens
                     elif isinstance(event, Finished):
                         self._choices[event.choice].is_finished = True
+                        self._choices[event.choice].reason = event.reason
                     elif isinstance(event, Result):
                         self._has_result = True
             if len(rows) < _PAGE:
@@ -297,7 +322,7 @@ class JobRun:
 
     def _finish(self, index: int, reason: FinishReason) -> None:
         choice = self._choices[index]
-        choice.is_finished = True
+        choice.is_finished, choice.reason = True, reason
         if choice.run is not None:
             choice.run.cancel()
         is_last = all(choice.is_finished for choice in self._choices)
@@ -312,18 +337,22 @@ class JobRun:
 
     def _end(self, status: Status, failure: Failure | None) -> None:
         self._leave_engine()
-        settled = self.track.settle(Ended(status, failure, self._usage(), self._timings()))
-        settled.add_done_callback(partial(self._on_settled, status))
+        ended = Ended(status, failure, self._usage(), self._timings())
+        self.track.settle(ended).add_done_callback(partial(self._on_settled, ended))
 
-    def _on_settled(self, status: Status, settled: asyncio.Future[Written]) -> None:
+    def _on_settled(self, ended: Ended, settled: asyncio.Future[Written]) -> None:
+        status = ended.status
         if not settled.cancelled():
-            log.info("job %s %s: %s", self.job.id, status, settled.result(), extra={"event": f"job_{status}"})
+            log.debug("job %s %s: %s", self.job.id, status, settled.result(), extra=self._said(f"job_{status}"))
             self._observe()
+            if settled.result() == "ok":
+                self.is_done = status == "done"
+                self._trace.end(ended, self._first_token_at, [choice.reason for choice in self._choices])
         self._close()
 
     def _on_lost(self) -> None:
         if not self.is_ending:
-            log.warning("job %s is not ours any more", self.job.id, extra={"event": "job_lost"})
+            log.warning("job %s is not ours any more", self.job.id, extra=self._said("job_lost"))
             self._leave_engine()
             self._close()
 

@@ -12,7 +12,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from headrace.broker import metrics
+from headrace.broker import metrics, tracing
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.models import Model
 from headrace.broker.outage import Outage
@@ -21,6 +21,7 @@ from headrace.broker.reaping import reap_for_ever
 from headrace.broker.settings import Settings
 from headrace.broker.tasks import cancel_all
 from headrace.broker.writer import LogWriter
+from headrace.workers import generations
 from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
 from headrace.workers.prefixes import Served
@@ -28,6 +29,7 @@ from headrace.workers.rates import totals
 from headrace.workers.run import JobRun
 from headrace.workers.seats import NoSlot, Seats
 from headrace.workers.startup import Startup
+from headrace.workers.tracing import Traces
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +59,10 @@ class Worker:
         self._broker = broker
         self._engine = engine
         self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
+        tracer = tracing.opened(settings.tracing, "headrace-worker", self.id)
+        self._traces = Traces(tracer, self.id, str(model.__struct_config__.tag)) if tracer is not None else None
+        """None if tracing is off."""
+        self._generations = generations.opened(settings.generation_log, self.id)
         self._runs: dict[str, JobRun] = {}
         self._freed = asyncio.Event()
         self._seats = Seats(model.slots, self._freed.set)
@@ -242,7 +248,8 @@ class Worker:
             metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
         answer_tokens = min(claim.job.max_tokens or _ANSWER_TOKENS, self._engine.capabilities.context_tokens)
         self._served.serve(shard, claim.prefix, claim.job.id, answer_tokens)
-        run = JobRun(claim, self._engine, self._writers[shard], self._seats.seat(claim, asked_at))
+        trace = self._traces.attempt(claim) if self._traces is not None else None
+        run = JobRun(claim, self._engine, self._writers[shard], self._seats.seat(claim, asked_at), trace)
         self._runs[claim.job.id] = run
         self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
         task.add_done_callback(self._job_tasks.discard)
@@ -252,14 +259,21 @@ class Worker:
         try:
             await run.start(self._broker)
         except BrokerDown:
-            log.warning("job %s: its log cannot be read now", run.job.id, extra={"event": "take_up_failed"})
+            said = {"event": "take_up_failed", "request_id": run.job.id}
+            log.warning("job %s: its log cannot be read now", run.job.id, extra=said)
             await self._give_back(run)
         except NoSlot:
-            log.info("job %s: no slot came free, it goes back", run.job.id, extra={"event": "no_slot"})
+            log.info(
+                "job %s: no slot came free, it goes back",
+                run.job.id,
+                extra={"event": "no_slot", "request_id": run.job.id},
+            )
             await self._give_back(run)
         except Exception as error:  # noqa: BLE001  # the edge of the job: it must end, whatever happened
             run.fail(error)
         await run.done.wait()
+        if self._generations is not None and run.is_done:
+            self._generations.ended(self._broker, run.job)
         await self._forget(run)
 
     async def _forget(self, run: JobRun) -> None:
@@ -327,6 +341,10 @@ class Worker:
         await cancel_all([*self._tasks, *self._job_tasks])
         with contextlib.suppress(BrokerDown):
             await self._broker.absent("replicas", self.id, self._model.name)
+        if self._generations is not None:
+            await self._generations.close()
+        if self._traces is not None:
+            await self._traces.tracer.close()
         # an engine that hangs may never close; its process ends without
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S if self._failure else None):

@@ -55,6 +55,7 @@ class AnthropicWire:
 
     media_type: str = sse.MEDIA_TYPE
     terminator: bytes = b""
+    id_header: str = "request-id"
 
     def frame(self, position: str, payload: bytes) -> bytes:
         """One event, named as its `type`, which stands first in every payload: clients go by the name."""

@@ -98,6 +98,12 @@ class Joins(Protocol):
     joins_text: bool
 
 
+def id_headers(form: Format, job_id: str) -> dict[str, str]:
+    """How a response says which job it is about; a format's clients may look in a header of their own, `id_header`."""
+    own: str | None = getattr(form, "id_header", None)
+    return {"x-request-id": job_id, own: job_id} if own else {"x-request-id": job_id}
+
+
 def can_join(form: Format) -> bool:
     return isinstance(form, Joins) and form.joins_text
 

@@ -11,7 +11,15 @@ import redis
 
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.models import ScriptedModel
-from headrace.broker.settings import ApiSettings, KeySettings, QueueSettings, RedisSettings, Settings, WorkerSettings
+from headrace.broker.settings import (
+    ApiSettings,
+    KeySettings,
+    QueueSettings,
+    RedisSettings,
+    Settings,
+    TracingSettings,
+    WorkerSettings,
+)
 from headrace.broker.tasks import loop_factory
 from tests.api.deployment import Deployment, MakeEngine, RecordingEngine, nothing_is_left
 
@@ -30,6 +38,7 @@ class Deploy(Protocol):
         keys: Sequence[KeySettings] = (),
         shards: int = 1,
         engine: MakeEngine = RecordingEngine,
+        tracing: Mapping[str, Any] = ...,
     ) -> Deployment: ...
 
 
@@ -52,6 +61,7 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
         keys: Sequence[KeySettings] = (),
         shards: int = 1,
         engine: MakeEngine = RecordingEngine,
+        tracing: Mapping[str, Any] = {},
     ) -> Deployment:
         settings = Settings(
             [ScriptedModel(**{"name": "scripted", "slots": 64, "tokens_per_s": 0.0, **model})],
@@ -60,6 +70,7 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
             worker=WorkerSettings(drain_s=0.1),
             redis=RedisSettings(shards=shards),
             keys=list(keys),
+            tracing=TracingSettings(**tracing),
         )
         up.append(Deployment(settings, redis_server.url))
         await up[-1].start(pods, workers, engine)

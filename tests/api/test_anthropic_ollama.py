@@ -119,6 +119,7 @@ async def test_e9_each_position_is_continued_exactly_on_the_other_pod(deploy: De
     up = await deploy({"script": ["a\u2028", "b", "c", "d"], "tokens_per_s": 200.0}, pods=2)
     answer = await post(up, form, stream=True)
     job, frames = answer.headers["x-request-id"], form.read(answer.body)
+    assert answer.headers.get("request-id") == (job if form is MESSAGES else None)
     assert all(frame.id.startswith(job) for frame in frames)
     for index, frame in enumerate(frames):
         by_header = await up.resume(job, frame.id, pod=1)

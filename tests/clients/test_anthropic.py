@@ -35,6 +35,8 @@ def test_it_streams_what_it_says_whole(client: Anthropic) -> None:
     assert text == final.content[0].text == whole.content[0].text == words("hi", 8)
     assert final.stop_reason == whole.stop_reason == "max_tokens"
     assert final.usage.output_tokens == whole.usage.output_tokens == 8
+    assert whole._request_id and f"msg_{whole._request_id}" == whole.id
+    assert stream.request_id and f"msg_{stream.request_id}" == final.id
 
 
 def test_it_thinks_calls_a_tool_and_goes_on_with_its_result(client: Anthropic) -> None:

@@ -240,7 +240,7 @@ async def test_the_callers_request_id_reaches_the_pods_log(
     name: str, redis_server: EmbeddedServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = scripted_settings(redis_server)
-    caplog.set_level(logging.INFO, "headrace.api.submit")
+    caplog.set_level(logging.INFO, "headrace.api.request_log")
     async with front(name, redis_server, settings) as it, httpx.AsyncClient(base_url=it.proxy.url) as http:
         for own in ("order-7 of!", "order-7", None):
             headers = {} if own is None else {"X-Request-Id": own}

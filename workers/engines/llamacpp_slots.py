@@ -57,7 +57,7 @@ class Sequence:
         except HeadraceError as error:
             self.fail(error)
         except Exception:
-            logger.exception("event=sequence_failed")
+            logger.exception("a sequence failed", extra={"event": "sequence_failed", "request_id": "-"})
             self.fail(EngineFailed())
 
     def give(self, step: Step) -> None:

@@ -61,6 +61,12 @@ class Generation(Struct, frozen=True):
     choice: int = 0
 
 
+def trace_headers(job: Job) -> dict[str, str]:
+    """What tells another tracer, in a server or an engine, to which span its own belong; empty without a trace."""
+    headers = {"traceparent": job.traceparent, "tracestate": job.tracestate}
+    return {name: value for name, value in headers.items() if value}
+
+
 class Details(Struct, frozen=True, omit_defaults=True):
     """What a model is; what its engine does not know is left at its default.
 

@@ -19,7 +19,7 @@ import msgspec
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed, HeadraceError
 from headrace.broker.messages import Batch, Chat, Job, Prompt, Result, Text, Tokens
 from headrace.broker.models import RemoteModel
-from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token, trace_headers
 from headrace.workers.engines.remote_frames import Event
 from headrace.workers.engines.remote_llamacpp import LlamacppApi
 from headrace.workers.engines.remote_ollama import OllamaApi
@@ -113,14 +113,18 @@ class RemoteEngine:
         try:
             await self._try(sequence, generation)
         except HeadraceError as error:
-            logger.warning("a remote server failed: %s", error.__cause__ or error, extra={"event": "remote_failed"})
+            said = {"event": "remote_failed", "request_id": generation.job.id}
+            # what a server says may quote the prompt
+            logger.warning("a remote server failed: %s", error.code, extra=said)
+            logger.debug("it says: %s", error.__cause__ or error, extra=said)
             sequence.fail(error)
         except _Unreachable as error:
             # No fault of the job: the replica gives it to another one, or to its successor once the server is back.
             logger.error("%s is away: %s", self._model.url, error.__cause__, extra={"event": "remote_away"})
             self._is_unreachable = True
         except Exception:
-            logger.exception("a sequence failed", extra={"event": "sequence_failed"})
+            said = {"event": "sequence_failed", "request_id": generation.job.id}
+            logger.exception("a sequence failed", extra=said)
             sequence.fail(EngineFailed())
 
     async def _try(self, sequence: _Sequence, generation: Generation) -> None:
@@ -143,16 +147,16 @@ class RemoteEngine:
 
     async def _once(self, sequence: _Sequence, generation: Generation) -> None:
         name = self._model.remote_name or self._model.name
-        request = self._api.request(name, generation)
+        request, headers = self._api.request(name, generation), trace_headers(generation.job)
         try:
             if request.render is not None:
                 path, body = request.render
-                answer = await self._ready().post(path, json=body, timeout=self._model.event_timeout_s)
+                answer = await self._ready().post(path, json=body, headers=headers, timeout=self._model.event_timeout_s)
                 await _check_status(answer)
                 request.body["prompt"] = msgspec.json.decode(answer.content)["prompt"]
             async with (
                 asyncio.timeout(self._model.event_timeout_s) as silence,
-                self._ready().stream("POST", request.path, json=request.body) as answer,
+                self._ready().stream("POST", request.path, json=request.body, headers=headers) as answer,
             ):
                 await _check_status(answer)
                 await self._read(sequence, request, answer, silence)

@@ -54,7 +54,8 @@ class _Sequence:
         try:
             self._emit(step)
         except Exception:
-            logger.exception("a reader broke", extra={"event": "sequence_failed"})
+            said = {"event": "sequence_failed", "request_id": self.generation.job.id}
+            logger.exception("a reader broke", extra=said)
             self.is_over = True
             self._fail(EngineFailed())
 
@@ -199,7 +200,8 @@ def _turns(loaded: Loaded, running: dict[_Sequence, Decoding | None]) -> list[tu
         except HeadraceError as error:
             made.append((sequence, error))
         except Exception:
-            logger.exception("a sequence failed", extra={"event": "sequence_failed"})
+            said = {"event": "sequence_failed", "request_id": sequence.generation.job.id}
+            logger.exception("a sequence failed", extra=said)
             made.append((sequence, EngineFailed()))
         else:
             if step is not None:

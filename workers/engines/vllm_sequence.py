@@ -16,7 +16,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import Alternative, TokenLogprob
 from headrace.workers.engines.hf_vocab import HfVocab
-from headrace.workers.engines.protocol import Generation, Step, Token
+from headrace.workers.engines.protocol import Generation, Step, Token, trace_headers
 from headrace.workers.engines.vllm_requests import Request
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,8 @@ class Sequence:
         except VLLMClientError as error:
             self._give_up(BadRequest(f"vLLM refuses this: {' '.join(str(error).split())[:300]}"))
         except Exception:
-            logger.exception("sequence %s failed", self._name, extra={"event": "sequence_failed"})
+            said = {"event": "sequence_failed", "request_id": generation.job.id}
+            logger.exception("sequence %s failed", self._name, extra=said)
             self._give_up(EngineFailed())
 
     async def _run(self, llm: AsyncLLM, request: Request, generation: Generation) -> None:
@@ -72,6 +73,7 @@ class Sequence:
             tokens_input([*generation.prompt_ids, *generation.generated]),
             request.params,
             self._name,
+            trace_headers=trace_headers(generation.job) or None,
             reasoning_ended=request.reasoning_ended,
             reasoning_parser_kwargs=request.reasoning_arguments,
         )
