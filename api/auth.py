@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute, APIWebSocketRoute
 from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 
+from headrace.api import hosts
 from headrace.api.access import Access, access_of, check
 from headrace.broker.api_keys import KeySettings
 from headrace.broker.errors import Forbidden, HeadersTooLarge, Unauthorized
@@ -37,6 +38,7 @@ async def guard(request: HTTPConnection) -> None:
     limit = pod.settings.api.max_header_bytes
     if sum(len(name) + len(value) for name, value in request.scope["headers"]) > limit:
         raise HeadersTooLarge(f"the headers are larger than {limit} bytes")
+    hosts.check(request)
     path = path_of(request)
     access = access_of(path)
     if access == "metrics" and pod.settings.api.open_metrics:
@@ -53,6 +55,8 @@ async def _admitted(pod: Pod, request: HTTPConnection, access: Access, path: str
     except (Unauthorized, Forbidden) as error:
         await pod.audit.refused(request, error, key)
         raise
+    if not key.sha256:
+        hosts.check_page(request, pod.settings)
     if access == "admin" and request.scope.get("method") not in _READING:
         await pod.audit.acted(request, key)
     return key

@@ -45,8 +45,18 @@ def check_depth(body: bytes, limits: ApiSettings) -> None:
             raise BadRequest(f"The body has more than {MAX_BRACKETS // 2} arrays and objects.")
 
 
+def check_text(body: bytes) -> None:
+    """Refuse what is no UTF-8, also where nobody reads it: another reader of the same body might; raises BadRequest."""
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError as error:
+            raise BadRequest(f"The body is not valid JSON: it is no UTF-8 at byte {error.start}.") from error
+
+
 def decode(decoder: msgspec.json.Decoder[T], body: bytes, limits: ApiSettings) -> T:
     """Read a JSON body; raises BadRequest, with `param` naming the field as in `messages[0].role`."""
+    check_text(body)
     check_depth(body, limits)
     return decode_again(decoder, body)
 

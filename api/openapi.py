@@ -178,7 +178,7 @@ def _responses(path: str, body: Body | None) -> dict[str, Any]:
     if path in ("/v1/streams/{job}", "/v1/responses/{response}", "/chat"):
         own = form
     kinds: Sequence[str] = ["application/json", *([own.media_type] if own else [])]
-    if path == "/metrics":
+    if path == "/metrics" or (path == "/" and body is None):
         kinds = ["text/plain"]
     example = msgspec.json.decode(form.error_body(BadRequest("temperature must be 0 to 2.", param="temperature")))
     return {

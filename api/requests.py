@@ -11,7 +11,7 @@ from msgspec import Struct
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
 
 from headrace.broker import keys
-from headrace.broker.errors import BadPosition, BadRequest, BodyTimeout, BodyTooLarge
+from headrace.broker.errors import BadPosition, BadRequest, BodyEncoded, BodyTimeout, BodyTooLarge
 from headrace.broker.messages import Band
 from headrace.broker.settings import ApiSettings
 
@@ -37,10 +37,15 @@ class Skip(Struct, frozen=True):
 
 
 async def read_body(request: Request, limits: ApiSettings) -> bytes:
-    """The whole body; raises BodyTooLarge at the first byte too many, BodyTimeout if it does not come in time."""
+    """The whole body; raises BodyTooLarge at the first byte too many, BodyTimeout if it does not come in time.
+
+    A compressed one is refused with BodyEncoded: a few bytes of it may stand for gigabytes.
+    """
+    if request.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        raise BodyEncoded
     too_large = BodyTooLarge(f"the body is larger than {limits.max_body_bytes} bytes")
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and len(declared) < 20 and int(declared) > limits.max_body_bytes:
+    if declared.isdecimal() and (len(declared) > 18 or int(declared) > limits.max_body_bytes):
         raise too_large
     body = bytearray()
     try:

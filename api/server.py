@@ -18,6 +18,7 @@ from websockets.protocol import State
 from headrace.api.app import create_app
 from headrace.api.carrier import Carrier
 from headrace.api.connection import Connection
+from headrace.api.lingering import Meter, Unread, linger
 from headrace.api.wire import BY_NAME
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
@@ -59,8 +60,9 @@ class PodProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, max_header_bytes: int = 65_536, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._max_head_bytes = max_header_bytes
-        self._head_bytes = 0
+        self._meter = Meter()
         self._is_in_head = False
+        self._is_lingering = False
 
     def eof_received(self) -> Any:
         """A client may close its writing side and go on reading; the response to a whole request says what that means.
@@ -75,21 +77,51 @@ class PodProtocol(HttpToolsProtocol):
         return True
 
     def data_received(self, data: bytes) -> None:
-        """A head that is not complete is refused by its size here; the application sees only complete ones."""
+        """A head that is not complete is refused by its size here; the application sees only complete ones.
+
+        So are trailers, and what may stand beside the bytes of a chunk.
+        """
+        if self._is_lingering:
+            return
         super().data_received(data)
-        if self._is_in_head and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > self._max_head_bytes:
+        if (self._is_in_head or self._meter.is_in_body) and not self.transport.is_closing():
+            self._meter.read(len(data))
+            if self._meter.idle_bytes > self._max_head_bytes:
                 self._refuse(HeadersTooLarge())
 
     def on_message_begin(self) -> None:
-        self._is_in_head, self._head_bytes = True, 0
+        self._is_in_head = True
+        self._meter = Meter()
         super().on_message_begin()
         PodConnection(self).enter(self.scope)
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._max_head_bytes:
+            raise ValueError("the address is too long")  # `send_400_response` follows
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A trailer is no header: what decided about a request is not told after it."""
+        if self._is_in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         super().on_headers_complete()
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.scope is self.scope:
+            self._meter.is_in_body = True
+            cycle.transport = Unread(self.transport, self._linger)
+
+    def on_body(self, body: bytes) -> None:
+        self._meter.body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._meter.is_in_body = False
+        if self.cycle is not None:
+            self.cycle.transport = self.transport
+        super().on_message_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -99,22 +131,38 @@ class PodProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""
-        if self.cycle.more_body:
-            self.transport.close()
-        super().on_response_complete()
+        if self.cycle.more_body and not self.pipeline:
+            self._linger()
+        if self._is_lingering:
+            self.server_state.total_requests += 1
+        else:
+            super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is refused in the same words as everything else."""
-        self._refuse(BadRequest(msg))
+        is_long = self._is_in_head and len(self.url) > self._max_head_bytes
+        self._refuse(HeadersTooLarge("the address is too long") if is_long else BadRequest(msg))
 
     def _refuse(self, error: HeadraceError) -> None:
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            if cycle.response_started or self.pipeline:
+                self.transport.abort()  # an answer is under way: another one in its midst would be taken for its text
+                return
+            cycle.disconnected = True  # this is its answer
+            cycle.message_event.set()
+            Connection.of(cycle.scope).lose()
         body = BY_NAME["openai.chat"].error_body(error)
         head = (
             f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
-        self.transport.close()
+        self._linger()
+
+    def _linger(self) -> None:
+        self._is_lingering = True
+        linger(self.transport, self.loop)
 
 
 class SocketConnection(Connection):

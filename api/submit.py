@@ -20,7 +20,7 @@ from headrace.api.pod import Pod
 from headrace.api.relay import StreamReply
 from headrace.api.reply import Subject, WholeReply
 from headrace.api.requests import Cut, Skip
-from headrace.api.wire import BY_NAME
+from headrace.api.wire import BY_NAME, bounds
 from headrace.api.wire.format import Format, Parsed, Whole
 from headrace.broker import keys, metrics, prefixes
 from headrace.broker.api_keys import KeySettings
@@ -93,6 +93,7 @@ async def admit(  # who asks, for what, in which words
     key = auth.caller_of(request)
     idempotency_key, coalesce_s = requests.idempotency_key(request), requests.coalesce_s(request)
     parsed = form.parse(body, pod.settings.api)
+    bounds.check(parsed.job, pod.settings.api)
     model = catalog.chosen(pod, request, parsed.job.model)
     parsed = structs.replace(parsed, job=structs.replace(parsed.job, model=model.name))
     pod.require_broker()

@@ -7,11 +7,13 @@ HeadraceError
 │   ├── PreviousNotFound 400              the response to go on from is not there, or not complete
 │   ├── IdempotencyKeyReused 422
 │   ├── BodyTooLarge 413
+│   ├── BodyEncoded 415
 │   ├── BodyTimeout 408
 │   └── HeadersTooLarge 431
 ├── Unauthorized 401
 ├── Forbidden 403                         the key may not do this
 ├── OriginNotAllowed 403                  a page of another site
+├── HostNotAllowed 403                    the request was meant for another address
 ├── NotFound 404                          no such route, job or model
 │   ├── JobNotFound 404
 │   └── ModelNotFound 404
@@ -108,6 +110,13 @@ class BodyTooLarge(BadRequest):
     status = 413
 
 
+class BodyEncoded(BadRequest):
+    """This server takes no compressed request bodies."""
+
+    code = "body_encoded"
+    status = 415
+
+
 class BodyTimeout(BadRequest):
     """The request body did not arrive in time."""
 
@@ -140,6 +149,13 @@ class OriginNotAllowed(HeadraceError):
     """Pages of this origin may not connect; `api.origins` lists those that may."""
 
     code = "origin_not_allowed"
+    status = 403
+
+
+class HostNotAllowed(HeadraceError):
+    """This server is not known by this name, which `api.hosts` does not list; or there must be keys."""
+
+    code = "host_not_allowed"
     status = 403
 
 

@@ -106,6 +106,9 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How often an owner's streams may be resumed on one pod; where there are no keys there is no bound."""
     open_metrics: bool = False
     """Answer `/metrics` without a key that has the scope `metrics`."""
+    hosts: list[str] = []
+    """By which names, beside `localhost` and addresses in numbers, a pod without keys may be called; a page whose name
+    was made to point at this machine would else speak for whoever reads it."""
 
 
 class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -41,6 +41,7 @@ BY_NAME: dict[str, Format] = {each.name: each for each in _FORMATS}
 _FAMILIES: dict[str, str] = {
     "": "openai.chat",
     "/v1/messages": "anthropic.messages",
+    "/v1/responses": "openai.responses",
     "/api": "ollama.chat",
     "/": "tgi",
     "/generate": "tgi",
@@ -59,11 +60,12 @@ _FAMILIES: dict[str, str] = {
     "/health": "llamacpp.completion",
 }
 """Which format says the errors of an address and of those below it; the longest decides, and "/" is only itself."""
+_DEPTH = max(path.count("/") for path in _FAMILIES)
 
 
 def of_path(path: str) -> Format:
     """The format whose envelope a client expects at an address."""
-    family = path
+    family = "/".join(path.split("/", _DEPTH + 1)[: _DEPTH + 1])  # a path may be of nothing but slashes
     while family not in _FAMILIES:
         family = family.rpartition("/")[0]
     return BY_NAME[_FAMILIES[family]]

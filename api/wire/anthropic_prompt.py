@@ -47,6 +47,7 @@ def prompt(system: str | list[Block] | None, turns: list[Turn], limits: ApiSetti
         reader.add(Message("system", _text_of(system, "system")))
     for index, turn in enumerate(turns):
         reader.read(turn, f"messages[{index}]", is_last=index == len(turns) - 1)
+    reader.close()
     last = reader.messages[-1]
     if last.role == "assistant" and last.tool_calls:
         raise BadRequest("messages: every tool_use needs a tool_result in the next message.", param="messages")
@@ -58,6 +59,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self._parts: list[Message] = []
         self._called: dict[str, str] = {}
 
     def read(self, turn: Turn, where: str, *, is_last: bool) -> None:
@@ -73,16 +75,27 @@ class _Reader:
                 raise BadRequest(f"{where}.role must be user, assistant or system.", param=f"{where}.role")
 
     def add(self, message: Message) -> None:
-        last = self.messages[-1] if self.messages else None
-        if last is None or message.role == "tool" or last.role != message.role:
-            self.messages.append(message)
-            return
-        self.messages[-1] = structs.replace(
-            last,
-            content=_joined([last.content, message.content]),
-            tool_calls=[*last.tool_calls, *message.tool_calls],
-            reasoning=_joined([last.reasoning or "", message.reasoning or ""]) or None,
-        )
+        """One more piece; what follows a piece of its own role is of the same turn."""
+        if self._parts and (message.role == "tool" or self._parts[0].role != message.role):
+            self.close()
+        self._parts.append(message)
+
+    def close(self) -> None:
+        """Put the pieces together, all at once: a turn may have a hundred thousand."""
+        parts, self._parts = self._parts, []
+        if len(parts) > 1:
+            joined = structs.replace(
+                parts[0],
+                content=_joined([part.content for part in parts]),
+                tool_calls=[call for part in parts for call in part.tool_calls],
+                reasoning=_joined([part.reasoning or "" for part in parts]) or None,
+            )
+            parts = [joined]
+        self.messages += parts
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.messages and not self._parts
 
     def _read_user(self, blocks: list[Block], where: str) -> None:
         for index, block in enumerate(blocks):
@@ -121,7 +134,7 @@ class _Reader:
         message = Message("assistant", _joined(texts), calls, reasoning=_joined(thoughts) or None)
         if message != Message("assistant", ""):
             self.add(message)
-        elif not is_last or not self.messages:  # an empty turn at the end begins the answer with nothing
+        elif not is_last or self.is_empty:  # an empty turn at the end begins the answer with nothing
             raise BadRequest(f"{where} must not be empty.", param=where)
         self._called.update((call.id, call.name) for call in calls)
 

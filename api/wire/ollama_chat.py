@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -99,17 +100,17 @@ def _prompt(turns: list[Turn], limits: ApiSettings) -> Chat:
     """The conversation; an assistant's turn at the end is the beginning of the answer."""
     if len(turns) > limits.max_messages:
         raise BadRequest(f"messages must have at most {limits.max_messages} messages.", param="messages")
-    waiting: list[ToolCall] = []
+    waiting = _Waiting()
     messages = []
     for index, turn in enumerate(turns):
         message = _message(turn, index, waiting)
-        waiting += message.tool_calls
+        waiting.add(message.tool_calls)
         messages.append(message)
     last = messages[-1]
     return Chat(messages, is_open=last.role == "assistant" and not last.tool_calls)
 
 
-def _message(turn: Turn, number: int, waiting: list[ToolCall]) -> Message:
+def _message(turn: Turn, number: int, waiting: _Waiting) -> Message:
     where = f"messages[{number}]"
     if turn.role not in ROLES:
         raise BadRequest(f"{where}.role must be one of {', '.join(ROLES)}.", param=f"{where}.role")
@@ -119,7 +120,7 @@ def _message(turn: Turn, number: int, waiting: list[ToolCall]) -> Message:
         raise BadRequest(f"{where}.tool_calls can only be the assistant's.", param=f"{where}.tool_calls")
     content = turn.content or ""
     if turn.role == "tool":
-        call = _answered(turn, waiting)
+        call = waiting.answered(turn)
         return Message("tool", content, tool_call_id=call.id or None, name=call.name or None)
     calls = [
         ToolCall(
@@ -132,13 +133,40 @@ def _message(turn: Turn, number: int, waiting: list[ToolCall]) -> Message:
     return Message(turn.role, content, calls, reasoning=turn.thinking or None)
 
 
-def _answered(turn: Turn, waiting: list[ToolCall]) -> ToolCall:
-    """Which call a result is of: that of its id, else the first that waits (of its name, if it says one)."""
-    for call in waiting:
-        if (call.id == turn.tool_call_id) if turn.tool_call_id else turn.tool_name in (None, "", call.name):
-            waiting.remove(call)
-            return call
-    return ToolCall(turn.tool_call_id or "", turn.tool_name or "", "")
+class _Waiting:
+    """Calls without a result yet, in their order; found by id and by name without a look at the others."""
+
+    def __init__(self) -> None:
+        self._calls: dict[int, ToolCall] = {}
+        self._by_id: dict[str, deque[int]] = {}
+        self._by_name: dict[str, deque[int]] = {}
+        self._count = 0
+
+    def add(self, calls: Iterable[ToolCall]) -> None:
+        for call in calls:
+            self._count += 1
+            self._calls[self._count] = call
+            self._by_id.setdefault(call.id, deque()).append(self._count)
+            self._by_name.setdefault(call.name, deque()).append(self._count)
+
+    def answered(self, turn: Turn) -> ToolCall:
+        """Which call a result is of: that of its id, else the first that waits (of its name, if it says one)."""
+        numbers: Iterable[int]
+        if turn.tool_call_id:
+            numbers = self._by_id.get(turn.tool_call_id, ())
+        else:
+            numbers = self._by_name.get(turn.tool_name, ()) if turn.tool_name else self._calls
+        found = next((number for number in numbers if number in self._calls), None)
+        if found is None:
+            return ToolCall(turn.tool_call_id or "", turn.tool_name or "", "")
+        return self._take(found)
+
+    def _take(self, number: int) -> ToolCall:
+        call = self._calls.pop(number)
+        for numbers in (self._by_id[call.id], self._by_name[call.name]):
+            while numbers and numbers[0] not in self._calls:
+                numbers.popleft()
+        return call
 
 
 def _tool(tool: ToolParam, where: str) -> Tool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from headrace.api.wire.bounds import schema_of
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Constraint, Grammar, JsonObject, JsonSchema, Regex
 
@@ -76,10 +76,7 @@ def _schema(schema: object, where: str) -> JsonSchema | None:
     if schema is None:
         return None
     if isinstance(schema, str):
-        try:
-            schema = msgspec.json.decode(schema.encode(errors="surrogatepass"))
-        except (msgspec.DecodeError, RecursionError) as error:
-            raise BadRequest(f"{where} is not valid JSON.", param=where) from error
+        schema = schema_of(schema, where)
     if not isinstance(schema, dict):
         raise BadRequest(f"{where} must be an object.", param=where)
     return JsonSchema(schema)

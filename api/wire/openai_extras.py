@@ -45,6 +45,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "min_tokens": (0,),
     "mm_processor_kwargs": ({},),
     "priority": (0,),
+    "prompt_embeds": (),
     "prompt_logprobs": (),
     "return_token_ids": (False,),
     "return_tokens_as_token_ids": (False,),
@@ -56,7 +57,10 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     # SGLang, and others that clients know
+    "audio_data": (),
     "ebnf": (),
+    "image_data": (),
+    "input_embeds": (),
     "lora_path": (),
     "no_stop_trim": (False,),
     "reasoning": (),
@@ -67,6 +71,7 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "structural_tag": (),
     "thinking": (),
     "top_a": (0,),
+    "video_data": (),
     # llama-server
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from headrace.api.wire.bounds import MAX_TOOLS
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Tool, ToolChoice
 
-MAX_TOOLS = 1024
 _NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 

@@ -32,12 +32,12 @@ class Item(Struct, frozen=True):
 class _Assistant(Struct):
     """A turn of the assistant's while its items are read: thoughts, then text, then calls, each of which may lack."""
 
-    reasoning: str = ""
+    thoughts: list[str] = []
     content: str | None = None
     calls: list[ToolCall] = []
 
     def message(self) -> Message:
-        return Message("assistant", self.content or "", self.calls, reasoning=self.reasoning or None)
+        return Message("assistant", self.content or "", self.calls, reasoning="".join(self.thoughts) or None)
 
 
 class _Reading:
@@ -55,7 +55,7 @@ class _Reading:
             case "reasoning":
                 self._own(is_new=self._turn is not None and (self._turn.content is not None or bool(self._turn.calls)))
                 thoughts = item.content or item.summary or []
-                self._turn_of().reasoning += text_of(thoughts, f"{where}.content", _TEXTS)
+                self._turn_of().thoughts.append(text_of(thoughts, f"{where}.content", _TEXTS))
             case "function_call":
                 self._call(item, where)
             case "function_call_output":
@@ -84,8 +84,7 @@ class _Reading:
                 raise BadRequest(f"{where}.{name} is missing.", param=f"{where}.{name}")
         call = ToolCall(item.call_id or "", item.name or "", item.arguments or "")
         self._names[call.id] = call.name
-        turn = self._turn_of()
-        turn.calls = [*turn.calls, call]
+        self._turn_of().calls.append(call)
 
     def _answer(self, item: Item, where: str) -> None:
         if not item.call_id:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from headrace.api.body import decode
 from headrace.api.wire import sse
+from headrace.api.wire.bounds import schema_of
 from headrace.api.wire.checks import INT64_MAX, Range, in_ranges, refuse, stops
 from headrace.api.wire.format import Parsed
 from headrace.api.wire.tgi_fold import TGIFold, TGIWhole, envelope, status_of
@@ -175,7 +176,7 @@ def _constraint(grammar: GrammarChoice | None) -> Constraint | None:
 
 
 def _schema_of(text: str) -> JsonSchema:
-    try:
-        return JsonSchema(msgspec.json.decode(text, type=dict[str, Any]))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise BadRequest("The value of grammar is not a JSON schema.", param="grammar") from error
+    schema = schema_of(text, "grammar")
+    if not isinstance(schema, dict):
+        raise BadRequest("The value of grammar is not a JSON schema.", param="grammar")
+    return JsonSchema(schema)

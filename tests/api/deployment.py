@@ -203,23 +203,37 @@ class Opened:
 
 
 async def raw(url: str, parts: Iterable[bytes], pause_s: float = 0.0) -> tuple[int, Answer]:
-    """Send bytes as they are; how many were taken before the server answered and closed, and its answer."""
-    loop, sent, read = asyncio.get_running_loop(), 0, b""
-    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
-        client.setblocking(False)
+    """Send bytes as they are, and read meanwhile; how many were taken before the server ended it, and its answer."""
+    loop, sent = asyncio.get_running_loop(), 0
+
+    async def send() -> None:
+        nonlocal sent
         with contextlib.suppress(ConnectionError):
             for part in parts:
                 await loop.sock_sendall(client, part)
                 sent += len(part)
                 await asyncio.sleep(pause_s)
-        with contextlib.suppress(ConnectionError):
-            async with asyncio.timeout(5):
-                while data := await loop.sock_recv(client, 65_536):
-                    read += data
+
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as client:
+        client.setblocking(False)
+        reading, sending = asyncio.create_task(_read_all(client)), asyncio.create_task(send())
+        await asyncio.wait({reading, sending}, return_when=asyncio.FIRST_COMPLETED)
+        async with asyncio.timeout(5):
+            read = await reading
+        sending.cancel()
+        await asyncio.wait({sending})
     head, _, body = read.partition(b"\r\n\r\n")
     status, *lines = head.decode("latin-1").split("\r\n")
     headers = httpx.Headers([(name, value) for name, _, value in (line.partition(": ") for line in lines)])
     return sent, Answer(int(status.split()[1]), headers, body)
+
+
+async def _read_all(client: socket.socket) -> bytes:
+    loop, read = asyncio.get_running_loop(), b""
+    with contextlib.suppress(ConnectionError):
+        while data := await loop.sock_recv(client, 65_536):
+            read += data
+    return read
 
 
 def count(name: str, **labels: str) -> float:

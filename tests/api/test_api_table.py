@@ -16,7 +16,7 @@ from headrace.api.wire.ollama_request import Options
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Job
 from headrace.broker.settings import ApiSettings
-from tests.api.test_openapi import VALID
+from tests.api.bodies import VALID
 
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text("utf-8")
 PATHS = {

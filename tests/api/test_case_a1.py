@@ -125,7 +125,9 @@ async def test_a1_a_client_that_has_closed_its_side_and_reads_slowly_is_not_cut_
     script = {"script": ["x" * 30_000] * 200, "tokens_per_s": 200.0}
     up = await deploy(script, api={"heartbeat_s": BEAT_S, "slow_client_timeout_s": 60.0})
     body = b'{"model":"scripted","prompt":"hi","stream":true}'
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    )
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     client.connect(("127.0.0.1", int(up.pods[0].url.rpartition(":")[2])))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import json
 import time
@@ -15,7 +13,7 @@ import redis
 
 from tests.api.conftest import Deploy
 from tests.api.deployment import PATHS, Answer, Deployment, raw
-from tests.support import eventually
+from tests.api.undisturbed import undisturbed
 
 LIMIT = 200_000
 READ = 256_000
@@ -30,32 +28,8 @@ async def up(deploy: Deploy) -> AsyncIterator[Deployment]:
     yield await deploy({"tokens_per_s": 50.0}, api={"max_body_bytes": LIMIT, "body_timeout_s": 0.4})
 
 
-@contextlib.asynccontextmanager
-async def undisturbed(up: Deployment) -> AsyncIterator[None]:
-    """Another stream goes on meanwhile, at its pace; it is the only job that there ever was."""
-    times: list[float] = []
-
-    async def read() -> None:
-        async with up.open(max_tokens=100_000) as opened:
-            async for _ in opened.response.aiter_raw():
-                times.append(time.monotonic())
-
-    reading = asyncio.create_task(read())
-    await eventually(lambda: len(times) > 5)
-    seen = len(times)
-    try:
-        yield
-        await eventually(lambda: len(times) > seen + 5)
-    finally:
-        reading.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await reading
-    assert max(after - before for before, after in itertools.pairwise(times)) < 0.5
-    assert len(up.recorded.told) == 1, "a hostile request was enqueued"
-
-
 def head(route: str, *lines: str, method: str = "POST") -> bytes:
-    return "\r\n".join([f"{method} {PATHS[route]} HTTP/1.1", "host: x", *lines, "", ""]).encode()
+    return "\r\n".join([f"{method} {PATHS[route]} HTTP/1.1", "host: localhost", *lines, "", ""]).encode()
 
 
 def chunked(size: int) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ async def test_a_pod_ends_while_a_client_takes_nothing_of_a_response_that_is_wri
     """The event loop would wait for such a connection for ever."""
     up = await deploy({"script": ["x" * 30_000] * 300})
     body = json.dumps(up.body("completions")).encode()
-    head = f"POST {PATHS['completions']} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {PATHS['completions']} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", int(up.pods[0].url.rpartition(":")[2])))

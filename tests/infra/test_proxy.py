@@ -18,6 +18,7 @@ from headrace.broker.errors import BodyTooLarge
 from headrace.broker.settings import Settings
 from headrace.client import Client
 from headrace.workers.engines.scripted import oracle
+from tests.api.deployment import raw
 from tests.infra.proxies import NAMES, SOURCE, Proxy, proxy
 from tests.serving import Pod, scripted_settings, serving
 from tests.support import eventually
@@ -233,6 +234,22 @@ async def test_a_body_that_is_too_large_is_refused_by_nginx_in_the_pods_words(re
         assert (large.status_code, large.content) == (413, BY_NAME["openai.chat"].error_body(BodyTooLarge()))
         allowed = await http.post("/v1/chat/completions", content=b"x" * settings.api.max_body_bytes)
         assert (allowed.status_code, allowed.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@each
+async def test_a_body_that_is_too_large_is_told_so_and_not_bad_gateway(name: str, redis_server: EmbeddedServer) -> None:
+    """The pod answers while the proxy still sends: were the connection reset then, the answer would be lost."""
+    settings = scripted_settings(redis_server)
+    size = settings.api.max_body_bytes * 2
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%b\r\n\r\n"
+    declared = [head % b"content-length: %d" % size, *[b" " * 65_536] * (size // 65_536)]
+    in_chunks = [head % b"transfer-encoding: chunked", *[b"10000\r\n%b\r\n" % (b" " * 65_536)] * (size // 65_536)]
+    # nginx would refuse it itself, and must not gather it first
+    replaced = {"client_max_body_size 4m": "client_max_body_size 0"} if name == "nginx" else {}
+    async with front(name, redis_server, settings, replaced) as it:
+        for parts in [declared, in_chunks] * 6:
+            _, answer = await raw(it.proxy.url, parts)
+            assert (answer.status, answer.json["error"]["code"]) == (413, "body_too_large")
 
 
 @each

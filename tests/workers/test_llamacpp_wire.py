@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from headrace.broker.messages import Job, Sampling, Tokens
+from headrace.workers.engines.llamacpp_grammar import OPTIONS, json_rule, without_options
 from headrace.workers.engines.llamacpp_wire import RANDOM_SEED, request_body, split, tokens_left
 from headrace.workers.engines.protocol import Generation
 
@@ -90,3 +93,22 @@ def test_swallowed_tokens_come_back_from_their_bytes() -> None:
     assert split(ids, b" \xf0\x9f\x98", 4) == [1, 3, 4, 5]
     assert split(ids, b" \xf0\x9f\x97", 2) is None
     assert split(ids, b"", 1) is None
+
+
+HUGE = 2**63 - 1
+
+
+def asked(**fields: Any) -> dict[str, Any]:
+    return request_body(generation(sampling=Sampling(**fields)), 512)
+
+
+def test_nothing_is_made_as_long_as_a_request_says() -> None:
+    assert [asked(repeat_last_n=value)["repeat_last_n"] for value in (-1, 0, 5, HUGE)] == [512, 0, 5, 512]
+    assert [asked(top_k=value)["top_k"] for value in (-HUGE, 0, 5, HUGE)] == [0, 0, 5, 2**31 - 1]
+    assert [asked(temperature=value)["temperature"] for value in (1e-38, 1e-3, 0.5)] == [0.0, 1e-3, 0.5]
+
+
+def test_what_llguidance_is_told_is_not_the_callers_to_say() -> None:
+    mine: dict[str, Any] = {"type": "object", OPTIONS: {"lenient": True, "whitespace_flexible": True}}
+    assert '"lenient": false' in json_rule(mine) and "true" not in json_rule(mine).replace('"coerce_one_of": true', "")
+    assert without_options(mine) == {"type": "object"}

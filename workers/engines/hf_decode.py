@@ -29,6 +29,7 @@ from headrace.workers.engines.protocol import Generation, Step
 PREFILL_TOKENS = 128
 """How many prompt tokens one turn takes, so that the other sequences are not held up for long."""
 SEED_STRIDE = 1_000_003
+MAX_SEED = 1 << 63
 
 
 class Decoding:
@@ -77,7 +78,7 @@ class Decoding:
             return int(scores.argmax())
         scores = self._warpers(torch.tensor([self._ids]), scores[None])[0]
         made = len(self._ids) - len(self._generation.prompt_ids)
-        self._random.manual_seed(self._seed * SEED_STRIDE + made)
+        self._random.manual_seed((self._seed * SEED_STRIDE + made) % MAX_SEED)
         return int(torch.multinomial(scores.softmax(-1), 1, generator=self._random))
 
     def _penalize(self, scores: torch.Tensor, sampling: Sampling) -> None:

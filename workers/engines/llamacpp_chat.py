@@ -15,6 +15,7 @@ from headrace.broker.errors import EngineFailed
 from headrace.broker.messages import Alternative, Chat, JsonObject, JsonSchema, Message, TokenLogprob, ToolCallDelta
 from headrace.workers.engines.chat_template import ChatTemplate, openai_tool, switches
 from headrace.workers.engines.gguf_vocab import GgufVocab
+from headrace.workers.engines.llamacpp_grammar import without_options
 from headrace.workers.engines.llamacpp_tools import active, must_call
 from headrace.workers.engines.llamacpp_wire import Progress, Refused, refusal, sampling_body
 from headrace.workers.engines.protocol import Generation, Step, Token
@@ -45,7 +46,7 @@ def chat_body(generation: Generation, template: ChatTemplate, context_tokens: in
     if job.logprobs is not None:
         body |= {"logprobs": True, "top_logprobs": max(1, job.logprobs)}
     if isinstance(job.constraint, JsonSchema):
-        body["json_schema"] = job.constraint.schema
+        body["json_schema"] = without_options(job.constraint.schema)
     elif isinstance(job.constraint, JsonObject):
         body["json_schema"] = {"type": "object"}
     return body

@@ -20,6 +20,7 @@ from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llguidance import MARK, Llguidance, Matcher
 from headrace.workers.engines.protocol import Step
 
+OPTIONS = "x-guidance"
 _LAYOUT: dict[str, Any] = {
     "whitespace_flexible": False,
     "item_separator": ", ",
@@ -70,7 +71,7 @@ class Grammars:
         if self._llguidance is not None:
             return self.checked(f"start: {json_rule(schema)}", "response_format")
         try:
-            gbnf: str = xllamacpp.json_schema_to_grammar(json.dumps(schema))
+            gbnf: str = xllamacpp.json_schema_to_grammar(json.dumps(without_options(schema)))
         except (RuntimeError, ValueError) as error:
             raise BadRequest(f"the schema cannot be kept: {error}", param="response_format") from error
         if not self._vocab.can_parse(gbnf):
@@ -105,8 +106,15 @@ class Watch:
 
 
 def json_rule(schema: dict[str, Any], *, is_lenient: bool = False) -> str:
-    """A term for JSON of this schema, on one line; if `is_lenient`, keywords that are not known are left out."""
-    return "%json " + json.dumps({"x-guidance": {**_LAYOUT, "lenient": is_lenient}, **schema})
+    """A term for JSON of this schema, on one line; if `is_lenient`, keywords that are not known are left out.
+
+    `x-guidance` is how llguidance itself is told what to do: what a caller writes there is not passed on.
+    """
+    return "%json " + json.dumps({**schema, OPTIONS: {**_LAYOUT, "lenient": is_lenient}})
+
+
+def without_options(schema: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in schema.items() if name != OPTIONS}
 
 
 def check_patterns(schema: Any, param: str) -> None:

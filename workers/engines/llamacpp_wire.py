@@ -11,11 +11,13 @@ import msgspec
 from msgspec import Struct, field
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed, HeadraceError
-from headrace.broker.messages import Alternative, TokenLogprob
+from headrace.broker.messages import Alternative, Sampling, TokenLogprob
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.protocol import Generation, Step
 
 RANDOM_SEED = 0xFFFF_FFFF
+INT32_MAX = 2**31 - 1
+MIN_TEMPERATURE = 1e-3
 UNTOLD_LOGPROB = -9999.0
 """OpenAI's word for a log-probability that is not given; ours for tokens that llama.cpp swallows."""
 
@@ -45,16 +47,16 @@ def sampling_body(generation: Generation, context_tokens: int) -> dict[str, Any]
     seed = sampling.seed
     return {
         "max_tokens": tokens_left(generation, context_tokens),
-        "temperature": 1.0 if sampling.temperature is None else sampling.temperature,
+        "temperature": temperature_of(sampling),
         "top_p": 1.0 if sampling.top_p is None else sampling.top_p,
-        "top_k": sampling.top_k or 0,
+        "top_k": min(max(sampling.top_k or 0, 0), INT32_MAX),
         "min_p": sampling.min_p or 0.0,
         "frequency_penalty": sampling.frequency_penalty or 0.0,
         "presence_penalty": sampling.presence_penalty or 0.0,
         "seed": RANDOM_SEED if seed is None else (seed + generation.choice) % RANDOM_SEED,
         "logit_bias": [[token_id, bias] for token_id, bias in (sampling.logit_bias or {}).items()],
         "repeat_penalty": 1.0 if sampling.repeat_penalty is None else sampling.repeat_penalty,
-        "repeat_last_n": 64 if sampling.repeat_last_n is None else sampling.repeat_last_n,
+        "repeat_last_n": _last_n(sampling, context_tokens),
         "typical_p": 1.0 if sampling.typical_p is None else sampling.typical_p,
         "ignore_eos": generation.job.ignore_eos,
         "cache_prompt": True,
@@ -62,6 +64,18 @@ def sampling_body(generation: Generation, context_tokens: int) -> dict[str, Any]
         # Without it no callback runs during prefill, and nothing could be cancelled there.
         "return_progress": True,
     }
+
+
+def _last_n(sampling: Sampling, context_tokens: int) -> int:
+    """llama.cpp makes a buffer of this length at once, and knows no -1 here: the context is all there can be."""
+    asked = 64 if sampling.repeat_last_n is None else sampling.repeat_last_n
+    return context_tokens if asked < 0 else min(asked, context_tokens)
+
+
+def temperature_of(sampling: Sampling) -> float:
+    """A temperature near 0 is 0: a logit divided by it is infinite, and no probability can be made of that."""
+    asked = 1.0 if sampling.temperature is None else sampling.temperature
+    return asked if asked >= MIN_TEMPERATURE else 0.0
 
 
 class Progress(Struct, frozen=True):

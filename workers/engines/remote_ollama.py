@@ -17,6 +17,7 @@ from headrace.workers.engines.remote_wire import (
     Tally,
     decode,
     failure,
+    last_n_of,
     refuse,
     refuse_sampling,
     seed_of,
@@ -53,7 +54,7 @@ class OllamaApi:
         options = {field: getattr(job.sampling, field) for field in KNOWN}
         # Left out, it would be as many as Ollama likes.
         options |= {"num_predict": -1 if generation.max_tokens is None else generation.max_tokens}
-        options["seed"] = seed_of(generation)
+        options |= {"seed": seed_of(generation), "repeat_last_n": last_n_of(job)}
         body = {"model": name, "stream": True, "options": without_none(options), "format": _format(job.constraint)}
         match job.prompt:
             case Chat() as chat:

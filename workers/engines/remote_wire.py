@@ -15,6 +15,8 @@ from headrace.workers.engines.remote_frames import Event, Frames
 
 End = Literal["eos", "limit", "tool_calls"]
 T = TypeVar("T")
+MAX_LAST_N = 1 << 20
+"""More tokens than any model's context has."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "top_k": (0, -1),
@@ -102,6 +104,12 @@ def refuse(job: Job, *fields: str) -> None:
         if getattr(job, name) not in (None, False, []):
             param = params.get(name, name)
             raise BadRequest(f"the remote server cannot be asked for {param}", param=param)
+
+
+def last_n_of(job: Job) -> int | None:
+    """How far back repetitions count; what no context holds is all of it, -1: some servers make a buffer so long."""
+    asked = job.sampling.repeat_last_n
+    return -1 if asked is not None and asked > MAX_LAST_N else asked
 
 
 def seed_of(generation: Generation) -> int | None:
