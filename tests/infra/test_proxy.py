@@ -241,7 +241,7 @@ async def test_a_body_that_is_too_large_is_told_so_and_not_bad_gateway(name: str
     """The pod answers while the proxy still sends: were the connection reset then, the answer would be lost."""
     settings = scripted_settings(redis_server)
     size = settings.api.max_body_bytes * 2
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n%b\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n%b\r\n\r\n"
     declared = [head % b"content-length: %d" % size, *[b" " * 65_536] * (size // 65_536)]
     in_chunks = [head % b"transfer-encoding: chunked", *[b"10000\r\n%b\r\n" % (b" " * 65_536)] * (size // 65_536)]
     # nginx would refuse it itself, and must not gather it first
