@@ -13,6 +13,7 @@ import time
 from typing import Protocol
 
 from headrace.api.audit import Audit
+from headrace.api.gauges import Gauges
 from headrace.api.keyring import Keyring
 from headrace.api.pace import Pace
 from headrace.api.tracing import Tracing
@@ -71,7 +72,7 @@ class Pod:
         self._down_since: float | None = None
         self._outage = Outage(log, "broker_down", "the broker is down")
         self._is_well = asyncio.Event()
-        self._decided: dict[tuple[str, str], int] = {}
+        self._gauges = Gauges(settings, broker)
 
     async def start(self) -> None:
         await self._check_broker()
@@ -109,33 +110,22 @@ class Pod:
         if self.trouble is not None:
             raise self.trouble
 
-    async def observe_models(self) -> None:
-        """Set the gauges that come from the broker; called when Prometheus asks."""
-        for model in self.settings.models:
-            stats = await self.broker.stats(model.name)
-            for band, count in stats.waiting.items():
-                metrics.QUEUE_DEPTH.labels(model.name, band).set(count)
-            metrics.QUEUE_OLDEST.labels(model.name).set(stats.oldest_ms / 1000)
-            metrics.QUEUE_PROMPT_TOKENS.labels(model.name).set(stats.prompt_tokens)
-            metrics.RUNNING_JOBS.labels(model.name).set(stats.running)
-            if model.autoscaling is not None:
-                await self._observe_autoscaler(model.name)
-        replicas = await self.broker.listing("replicas")
-        for model in self.settings.models:
-            for state in ("starting", "ready", "draining"):
-                found = [r for r in replicas.values() if r["model"] == model.name and r["state"] == state]
-                metrics.REPLICAS.labels(model.name, state).set(len(found))
+    async def observe(self) -> None:
+        """Bring the gauges that come from the broker up to date; called when Prometheus asks."""
+        if not self._is_well.is_set():
+            self._gauges.forget()
+            return
+        try:
+            await self._gauges.refresh()
+        except BrokerDown as error:
+            self.trouble = error
 
-    async def _observe_autoscaler(self, model: str) -> None:
-        """What the broker has counted is more than this process has seen; its own counter follows it."""
-        if newest := await self.broker.decisions(model, 1):
-            metrics.AUTOSCALER_DESIRED.labels(model).set(newest[0].target)
-            metrics.AUTOSCALER_AGE.labels(model).set(max(0.0, time.time() - newest[0].at_ms / 1000))
-        for word, times in (await self.broker.decided(model)).items():
-            direction, _, reason = word.partition(":")
-            known = self._decided.get((model, word), 0)
-            metrics.AUTOSCALER_DECISIONS.labels(model, direction, reason).inc(max(0, times - known))
-            self._decided[model, word] = times
+    async def cancel(self, job_id: str, cause: str) -> str:
+        """Cancel a job, and answer what it was; a replica counts those that ran, nobody else those that waited."""
+        was = await self.broker.cancel(job_id, cause)
+        if was == "waiting":
+            metrics.CANCELLATIONS.labels(cause).inc()
+        return was
 
     async def _watch_broker(self) -> None:
         while True:
@@ -161,6 +151,7 @@ class Pod:
             if not self.is_draining:
                 self.trouble = BrokerFull(retry_after_s=5) if used >= _FULL else None
             self._is_well.set()  # a broker that is full answers, and what has run out must end there
+            metrics.BROKER_MEMORY.set(used)
         metrics.BROKER_UP.set(self._is_well.is_set())
 
     def _lose_patience(self, error: BrokerDown) -> None:

@@ -96,6 +96,7 @@ class StreamReply(Reply):
         held: list[ReadEntry] = []
         while True:
             entries = await self.reader.read()
+            came_at = time.monotonic()
             if self.subject.coalesce_s and self._has_headers and entries and not entries[-1].is_end:
                 await asyncio.sleep(self.subject.coalesce_s)
                 entries += self.reader.take()
@@ -105,11 +106,11 @@ class StreamReply(Reply):
             if not entries:
                 held = await self._write_heartbeat(send, held)
             elif self._has_headers or any(map(_is_begun, entries)):
-                if await self._write_entries(send, held):
+                if await self._write_entries(send, held, came_at):
                     return
                 held = []
 
-    async def _write_entries(self, send: Send, entries: list[ReadEntry]) -> bool:
+    async def _write_entries(self, send: Send, entries: list[ReadEntry], came_at: float) -> bool:
         """Fold entries and write their frames at once; True after the end."""
         ended = end_of(entries[-1])
         if ended and not self._has_headers and not any(map(_is_started, entries)):
@@ -123,6 +124,7 @@ class StreamReply(Reply):
         if self._is_past_cut and (frames or not self._has_headers):
             await self._write(send, b"".join(frames), is_last=ended is not None)
             self._observe_lag(entries[-1])
+            self._observe_first(came_at)
             push = self._push_first if self.subject.stages.first_ms is None else self._push
             self.reader.sink = None if self.subject.coalesce_s else push
         return ended is not None
@@ -137,12 +139,22 @@ class StreamReply(Reply):
 
     def _push_first(self, entry: ReadEntry) -> bool:
         """`_push` until the first content has come, whose time is wanted."""
+        came_at = time.monotonic()
         is_taken = self._push(entry)
         if is_taken:
             self.subject.stages.note(entry)
+            self._observe_first(came_at)
             if self.subject.stages.first_ms is not None:
                 self.reader.sink = self._push
         return is_taken
+
+    def _observe_first(self, came_at: float) -> None:
+        """What came at `came_at` has been written: the first content token, it may be."""
+        first = self.subject.first_token
+        if first is not None and self.subject.stages.first_ms is not None:
+            first.write(came_at)
+            first.observe(self.subject.stages, self.subject.view.model)
+            self.subject.first_token = None
 
     def _push(self, entry: ReadEntry) -> bool:
         """The hot path, of a client that keeps up: one entry from the hint to the socket, without a task.

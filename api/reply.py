@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from headrace.api import request_log
 from headrace.api.carrier import leave
 from headrace.api.connection import Connection
+from headrace.api.first_token import FirstToken
 from headrace.api.pod import Pod
 from headrace.api.stages import Stages
 from headrace.api.tracing import Trace
@@ -69,6 +70,13 @@ class Subject:
         """When its response began."""
         self.stages = Stages()
         self.trace: Trace | None = None
+        self.first_token: FirstToken | None = None
+        """Of a job that this request has made, until it has been written."""
+
+    def time(self, accepted_at: float) -> None:
+        """The request was here, whole, at this time, and its job has just been admitted."""
+        self.started_at = accepted_at
+        self.first_token = FirstToken(accepted_at)
 
     def count(self, outcome: str) -> None:
         duration_s = time.monotonic() - self.started_at

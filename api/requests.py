@@ -153,3 +153,9 @@ def position(text: str, shards: int) -> Cut:
         )
     attempt, n = found[2].split("-")
     return Cut(found[1], (int(attempt), int(n)), int(found[3]) if found[3] else None)
+
+
+def route_of(request: HTTPConnection) -> str:
+    """The address as it was declared: what a client wrote into it is not in it."""
+    path: str = getattr(request.scope.get("route"), "path", "other")
+    return path

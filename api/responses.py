@@ -97,7 +97,7 @@ async def _answer(pod: Pod, job_id: str, status: JobStatus) -> list[Message]:
 
 async def cancel(pod: Pod, job_id: str) -> None:
     """Cancel a response and wait until it has ended, or for a few seconds; one that has ended stays as it is."""
-    await pod.broker.cancel(job_id, "delete")
+    await pod.cancel(job_id, "delete")
     reader = await pod.tail.attach(job_id)
     try:
         with contextlib.suppress(TimeoutError):

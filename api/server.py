@@ -20,6 +20,7 @@ from headrace.api.carrier import Carrier
 from headrace.api.connection import Connection
 from headrace.api.lingering import Meter, Unread, linger
 from headrace.api.wire import BY_NAME
+from headrace.broker import addresses
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
@@ -266,7 +267,7 @@ class Server(uvicorn.Server):
 async def serve(settings: Settings, broker: Broker, listener: socket.socket) -> None:
     """Run one pod on a bound socket."""
     host, port = listener.getsockname()[:2]
-    app = create_app(settings, broker, f"http://{host}:{port}")
+    app = create_app(settings, broker, f"http://{addresses.location(host, port)}")
     await Server(configure(settings, app)).serve(sockets=[listener])
 
 

@@ -90,6 +90,7 @@ async def admit(  # who asks, for what, in which words
     complete: Complete | None = None,
 ) -> Place:
     """A new job of a body, and its first reader; the request's headers say how it waits and what leaving means."""
+    accepted_at = time.monotonic()
     key = auth.caller_of(request)
     idempotency_key, coalesce_s = requests.idempotency_key(request), requests.coalesce_s(request)
     parsed = form.parse(body, pod.settings.api)
@@ -131,8 +132,9 @@ async def admit(  # who asks, for what, in which words
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.debug("job %s admitted", job.id, extra={"event": "job_admitted", "request_id": job.id})
-    subject = _of(request, Subject(pod, job.id, view, form, request.url.path, None, coalesce_s))
+    subject = _of(request, Subject(pod, job.id, view, form, requests.route_of(request), None, coalesce_s))
     subject.trace, subject.headers = trace, ratelimit.headers(form.name, admitted.standing)
+    subject.time(accepted_at)
     if is_unread:
         request.state.job_id = job.id
         subject.count("accepted")
@@ -167,7 +169,9 @@ async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, 
     reader = None if is_unread else await pod.tail.attach(job_id)
     log.debug("job %s joined", job_id, extra={"event": "job_joined", "request_id": job_id})
     coalesce_s = requests.coalesce_s(request)
-    subject = Subject(pod, job_id, view, BY_NAME[view.format], request.url.path, _asked_grace_ms(request), coalesce_s)
+    subject = Subject(
+        pod, job_id, view, BY_NAME[view.format], requests.route_of(request), _asked_grace_ms(request), coalesce_s
+    )
     _traced(request, _of(request, subject)).is_replay = True
     if is_unread:
         subject.count("accepted")
@@ -288,7 +292,9 @@ def _session(request: HTTPConnection, job: Job, owner: str) -> bytes:
 def _job(pod: Pod, request: HTTPConnection, form: Format, parsed: Parsed) -> tuple[Job, View]:
     key = auth.caller_of(request)
     session = _session(request, parsed.job, key.owner) if pod.broker.shards > 1 and not key.is_limited else b""
-    job = structs.replace(parsed.job, id=_placed(pod, key, keys.new_job_id(pod.broker.shards, session)))
+    job = structs.replace(
+        parsed.job, id=_placed(pod, key, keys.new_job_id(pod.broker.shards, session)), stream=parsed.stream
+    )
     view = View(
         key.owner,
         job.model,

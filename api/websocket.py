@@ -210,7 +210,7 @@ class Conversation:
             await self._say(sse.encode({"pong": order.ping}))
         elif order.stop:
             self._is_stopped = True
-            await self._pod.broker.cancel(self._job_id, "stop")
+            await self._pod.cancel(self._job_id, "stop")
         else:
             raise BadRequest("While a stream is under way, only stop and ping may be said.")
 

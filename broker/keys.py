@@ -41,7 +41,9 @@ KEYS: dict[str, Key] = {
     ),
     "load": Key("load:", "hash", "<model>: jobs, bytes, tokens that wait, of all and as <field>:<owner>", "queue"),
     "drain": Key("drain:", "hash", "<model>: count, of claims, decayed since at_ms", "five minutes"),
-    "arrived": Key("arrived:", "hash", "<model>: jobs and prompt tokens that were ever admitted", "kept"),
+    "arrived": Key(
+        "arrived:", "hash", "<model>: jobs and prompt tokens that were ever admitted, replicas that have come", "kept"
+    ),
     "leases": Key("leases", "zset", "running jobs by lease end, epoch ms", "kept"),
     "unread": Key("unread", "zset", "jobs by the time at which they are cancelled if nobody reads", "kept"),
     "deadlines": Key("deadlines", "zset", "waiting jobs by the time at which they time out", "kept"),

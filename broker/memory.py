@@ -139,6 +139,7 @@ class MemoryBroker:
             sum(stats.prompt_tokens for stats in each),
             sum(stats.arrived_jobs for stats in each),
             sum(stats.arrived_tokens for stats in each),
+            max(stats.replica_starts for stats in each),
         )
 
     # -- the autoscaler -------------------------------------------------------------------------------------------

@@ -364,7 +364,8 @@ class MemoryShard(ShardState):
             waiting[stored.place or ""] += 1
             oldest_ms = max(oldest_ms, now - stored.enqueued_ms)
         running = sum(stored.worker in self._capacity.get(model, {}) for stored in self._live())
-        return ModelStats(waiting, oldest_ms, running, self._load(model)[2], *self._arrived.get(model, (0, 0)))
+        arrived, starts = self._arrived.get(model, (0, 0)), self._starts.get(model, 0)
+        return ModelStats(waiting, oldest_ms, running, self._load(model)[2], *arrived, starts)
 
     def append(self, append: Append) -> Written:
         stored = self.find(append.job_id)
@@ -381,6 +382,8 @@ class MemoryShard(ShardState):
         until_ms = self._now_ms() + ms(self._queue.lease_s)
         if model:
             self._capacity.setdefault(model, {})[id] = until_ms
+        if kind == "replicas" and about and id not in self.listing("replicas"):
+            self._starts[model] = self._starts.get(model, 0) + 1
         if kind != "cluster":
             self._present[kind][id] = until_ms, {name: str(value) for name, value in about.items()}
 

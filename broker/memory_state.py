@@ -103,6 +103,7 @@ class ShardState:
         self._capacity: dict[str, dict[str, int]] = {}
         self.accounts = Accounts(self.find)
         self._arrived: dict[str, tuple[int, int]] = {}
+        self._starts: dict[str, int] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
     def find(self, job_id: str) -> StoredJob | None:

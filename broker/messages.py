@@ -136,7 +136,8 @@ class Job(Struct, frozen=True, omit_defaults=True):
     `max_tokens` None is "to the end of the context"; `logprobs` is how many alternatives are wanted per token, None
     for no log-probabilities at all. `tool_name` narrows `tool_choice` `required` to one tool. `think` None leaves it to
     the model whether it reasons first. `suffix` is what follows the text to be filled in. `add_special` puts the
-    vocabulary's own tokens (BOS) around what is tokenized, for the kind `tokenize`.
+    vocabulary's own tokens (BOS) around what is tokenized, for the kind `tokenize`. `stream` is for the metrics only:
+    its client gets tokens as they come.
     """
 
     id: str
@@ -160,6 +161,7 @@ class Job(Struct, frozen=True, omit_defaults=True):
     traceparent: str = ""
     """The span that all of this belongs to, as W3C's header says it, and `tracestate`; empty if it is not traced."""
     tracestate: str = ""
+    stream: bool = False
 
 
 class View(Struct, frozen=True, omit_defaults=True):

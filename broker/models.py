@@ -262,3 +262,15 @@ def _check_autoscaling(where: str, model: Model, chosen: ModelAutoscaling, refus
     for name in ("ttft_slo_prefills", "start_up_s", "kv_tokens", "hold_s", "idle_s"):
         if getattr(chosen, name) < 0:
             refuse(f"{where}.{name}", getattr(chosen, name), "must not be negative")
+
+
+class ServiceLevels(Struct, frozen=True):
+    """What requests are judged against: seconds to the first content token, and for each one after it."""
+
+    ttft_s: float = 0.5
+    tpot_s: float = 0.05
+
+
+def service_levels(model: Model) -> ServiceLevels:
+    chosen = model.autoscaling
+    return ServiceLevels(chosen.ttft_slo_s, chosen.tpot_slo_s) if chosen else ServiceLevels()

@@ -176,7 +176,8 @@ class Reaped(Struct, frozen=True):
 class ModelStats(Struct, frozen=True):
     """One model now: `waiting` per band, age of the oldest waiting job in ms, running jobs, prompt tokens that wait.
 
-    `arrived_jobs` and `arrived_tokens` (of prompts) were ever admitted; they begin anew after a long silence.
+    `arrived_jobs` and `arrived_tokens` (of prompts) were ever admitted, and `replica_starts` replicas have come (one
+    whose presence had lapsed counts again); all three begin anew after a long silence.
     """
 
     waiting: dict[str, int]
@@ -185,6 +186,7 @@ class ModelStats(Struct, frozen=True):
     prompt_tokens: int = 0
     arrived_jobs: int = 0
     arrived_tokens: int = 0
+    replica_starts: int = 0
 
 
 class JobStatus(Struct, frozen=True):

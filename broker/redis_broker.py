@@ -226,14 +226,15 @@ class RedisBroker:
 
     async def stats(self, model: str) -> ModelStats:
         waiting, oldest, running, tokens = dict.fromkeys(messages.BANDS, 0), 0, 0, 0
-        arrived_jobs, arrived_tokens = 0, 0
+        arrived_jobs, arrived_tokens, starts = 0, 0, 0
         for shard in range(self.shards):
             counts, age, held, prompt_tokens, *arrived = await self._run("stats", shard, model)
             arrived_jobs, arrived_tokens = arrived_jobs + arrived[0], arrived_tokens + arrived[1]
             for band, count in zip(messages.BANDS, counts, strict=True):
                 waiting[band] += count
             oldest, running, tokens = max(oldest, age), running + held, tokens + prompt_tokens
-        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens)
+            starts = max(starts, arrived[2])  # every replica comes to every shard
+        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens, starts)
 
     # -- the autoscaler -------------------------------------------------------------------------------------------
 

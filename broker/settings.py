@@ -122,8 +122,9 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """How long a replica that was told to stop goes on with its running jobs before it hands them back."""
     step_timeout_s: float = 120.0
     """An engine that makes no step for this long, prefill included, is not healthy."""
-    metrics_port: int = 0
-    """Where a bare `headrace worker` serves /metrics; 0 is nowhere."""
+    metrics_port: int | None = 0
+    """Where a replica serves /metrics, on `api.host`: this port or, where it is taken, one of the 31 after it; 0 is any
+    free one, null nowhere. Pods tell Prometheus which (`/metrics/targets`)."""
 
 
 class AutoscalerSettings(Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,7 @@ import signal
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from headrace.broker import logs
 from headrace.broker.errors import EngineFailed
@@ -21,7 +22,10 @@ from headrace.cli import options
 def command(
     config: options.Config = None,
     model: Annotated[str | None, typer.Option(help="The model to serve; default: the first one.")] = None,
-    metrics_port: Annotated[int | None, typer.Option(help="Serve /metrics here; default: worker.metrics_port.")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(min=0, max=65535, help="Serve /metrics here or after it; default: worker.metrics_port."),
+    ] = None,
 ) -> None:
     """Run one replica of a model. The first SIGTERM or Ctrl-C drains it, the second hands its jobs back at once.
 
@@ -30,11 +34,8 @@ def command(
     settings = options.read(config)
     logs.configure(settings.log_level, settings.log_format)
     chosen = settings.model(model) if model else settings.models[0]
-    port = settings.worker.metrics_port if metrics_port is None else metrics_port
-    if port:
-        from prometheus_client import start_http_server
-
-        start_http_server(port, settings.api.host)
+    if metrics_port is not None:
+        settings = structs.replace(settings, worker=structs.replace(settings.worker, metrics_port=metrics_port))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         try:
             runner.run(_run(settings, chosen))
@@ -45,11 +46,13 @@ def command(
 
 async def _run(settings: Settings, model: Model) -> None:
     from headrace.workers import engines
+    from headrace.workers.scrape import MetricsServer
     from headrace.workers.worker import Worker
 
     broker = options.broker_of(settings)
     await open_when_up(broker)
-    worker = Worker(settings, model, broker, engines.make(model, settings.data_dir))
+    metrics_at = MetricsServer(settings).location  # it ends with the process
+    worker = Worker(settings, model, broker, engines.make(model, settings.data_dir), metrics_at)
     loop, drains = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def stop() -> None:

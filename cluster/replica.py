@@ -13,6 +13,7 @@ from headrace.broker.outage import open_when_up
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
 from headrace.workers import engines
+from headrace.workers.scrape import MetricsServer
 from headrace.workers.worker import Worker
 
 
@@ -27,7 +28,8 @@ class Replica:
         chosen = settings.model(model)
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)
         self._engine = engines.make(chosen, settings.data_dir)
-        self._worker = Worker(settings, chosen, self._broker, self._engine)
+        self._metrics = MetricsServer(settings)
+        self._worker = Worker(settings, chosen, self._broker, self._engine, self._metrics.location)
         await open_when_up(self._broker)
         await self._worker.start()
         self._task = asyncio.create_task(self._worker.run(), name="worker")

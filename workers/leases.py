@@ -72,7 +72,7 @@ class Leases:
         if news.attempt != run.claim.attempt:
             run.track.lose("stale")
             return
-        run.track.readers = set(news.readers)
+        run.read_by(news.readers)
         if news.cancel:
             run.cancel(news.cancel)
 

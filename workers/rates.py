@@ -30,11 +30,12 @@ def totals(model: str, ttft_slo_s: float) -> dict[str, int]:
 
 
 def _samples(metric: metrics.Metric, model: str) -> dict[tuple[str, str], float]:
-    """A model's samples of a metric, by the last word of their name, and their bucket or kind."""
+    """A model's samples of a metric, summed by the last word of their name, and their bucket or kind."""
     found: dict[tuple[str, str], float] = {}
     for family in metric.collect():
         for sample in family.samples:
             if sample.labels.get("model") == model and math.isfinite(sample.value):
                 detail = sample.labels.get("le") or sample.labels.get("kind") or ""
-                found[sample.name.rpartition("_")[2], detail] = sample.value
+                key = sample.name.rpartition("_")[2], detail
+                found[key] = found.get(key, 0.0) + sample.value
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from functools import partial
 
 from headrace.broker import keys, messages, metrics
@@ -27,9 +27,12 @@ from headrace.broker.messages import (
     Timings,
     Usage,
 )
+from headrace.broker.models import ServiceLevels
 from headrace.broker.protocol import Broker, Claim, Written
 from headrace.broker.writer import LogWriter
-from headrace.workers.engines.protocol import Engine, Generation, Run, Step
+from headrace.workers import judged
+from headrace.workers.choice import REASONS, Choice
+from headrace.workers.engines.protocol import Engine, Generation, Step
 from headrace.workers.seats import Seat, Seats
 from headrace.workers.text import TextFilter
 from headrace.workers.tracing import AttemptTrace, Untraced
@@ -37,22 +40,6 @@ from headrace.workers.tracing import AttemptTrace, Untraced
 log = logging.getLogger(__name__)
 
 _PAGE = 512
-_REASONS: dict[str, FinishReason] = {"eos": "stop", "limit": "length", "tool_calls": "tool_calls"}
-"""Why a choice is finished, by the end of its last step."""
-
-
-@dataclass
-class Choice:
-    """One sequence of a job: its filter, its tokens so far, and what makes more of them."""
-
-    filter: TextFilter
-    token_ids: list[int] = field(default_factory=list)
-    run: Run | None = None
-    is_finished: bool = False
-    untold: int = 0
-    has_begun: bool = False
-    """An earlier attempt has logged something of it."""
-    reason: FinishReason | None = None
 
 
 class JobRun:
@@ -65,9 +52,11 @@ class JobRun:
         writer: LogWriter,
         seat: Seat | None = None,
         trace: AttemptTrace | None = None,
+        levels: ServiceLevels = ServiceLevels(),  # noqa: B008  # it is frozen
     ) -> None:
         """`seat` is its place among the engine's slots; it leaves it when it leaves the engine."""
         self.claim = claim
+        self._levels = levels
         self._seat = seat or Seats(1).seat(claim)
         self._trace = trace or Untraced()
         self.job = claim.job if trace is None else trace.job
@@ -87,6 +76,7 @@ class JobRun:
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
         self._has_content = False
+        self._made = judged.Made(self.job.model)
         self._has_result = False
         self._answering: asyncio.Task[tuple[Result, int]] | None = None
 
@@ -142,6 +132,21 @@ class JobRun:
         if known is not error:
             log.error("job %s failed", self.job.id, exc_info=error, extra=self._said("job_failed"))
         self._end("failed", Failure(known.code, known.message, known.param))
+
+    def read_by(self, pods: Iterable[str]) -> None:
+        """Who reads the job from now on."""
+        self.count_tokens()
+        self.track.readers = set(pods)
+
+    def count_tokens(self) -> None:
+        """Tell the metrics of the tokens that were made here since the last call: once a second, and at the end."""
+        made = sum(choice.made for choice in self._choices)
+        self._made.count(made, is_read=bool(self.track.readers))
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens that the engine holds for this job, of prompt and answer."""
+        return sum(len(self._prompt_ids) + choice.made for choice in self._choices if choice.is_open)
 
     def is_stuck(self, limit_s: float) -> bool:
         """The engine has made no step for this long; a job that waits for the broker is no fault of the engine, nor is
@@ -239,6 +244,7 @@ class JobRun:
         choice = self._choices[delta.choice]
         choice.has_begun = True
         choice.token_ids += delta.token_ids
+        self._made.counted += len(delta.token_ids)
         self._has_content = self._has_content or bool(delta.text or delta.reasoning or delta.tool_calls)
         if delta.tool_calls:
             choice.filter.flush()
@@ -280,7 +286,7 @@ class JobRun:
             reason = "stop"
         elif step.end is not None:
             text += choice.filter.flush()
-            reason = _REASONS[step.end]
+            reason = REASONS[step.end]
         if step.tokens or text:
             token_ids = [token.id for token in step.tokens]
             choice.token_ids += token_ids
@@ -298,7 +304,7 @@ class JobRun:
         choice.untold += step.untold
         self._prompt_tokens = step.prompt_tokens or self._prompt_tokens
         text = choice.filter.push_text(content)
-        reason = _REASONS[step.end] if step.end is not None else None
+        reason = REASONS[step.end] if step.end is not None else None
         if choice.filter.stop is not None:
             reason = "stop"
         elif reason is not None or step.tool_calls:
@@ -318,7 +324,7 @@ class JobRun:
 
     def _observe_first_token(self) -> None:
         self._has_content = True
-        metrics.TIME_TO_FIRST_TOKEN.labels(self.job.model).observe(self.track.age_ms / 1000)
+        judged.first_token(self.job, self.track.age_ms / 1000, self._levels)
 
     def _finish(self, index: int, reason: FinishReason) -> None:
         choice = self._choices[index]
@@ -370,11 +376,12 @@ class JobRun:
             self._answering.cancel()
 
     def _close(self) -> None:
+        self.count_tokens()
         self._writer.close_track(self.track)
         self.done.set()
 
     def _usage(self) -> Usage:
-        completion = sum(len(choice.token_ids) + choice.untold for choice in self._choices)
+        completion = sum(choice.made for choice in self._choices)
         return Usage(self._prompt_tokens, completion, self._cached_tokens)
 
     def _timings(self) -> Timings:
@@ -387,8 +394,7 @@ class JobRun:
         usage, model = self._usage(), self.job.model
         metrics.TOKENS.labels(model, "prompt").inc(usage.prompt_tokens)
         metrics.TOKENS.labels(model, "cached").inc(usage.cached_tokens)
-        metrics.TOKENS.labels(model, "completion").inc(usage.completion_tokens)
         if self._first_token_at is not None and usage.completion_tokens > 1:
             per_token_s = (time.monotonic() - self._first_token_at) / (usage.completion_tokens - 1)
-            metrics.TIME_PER_OUTPUT_TOKEN.labels(model).observe(per_token_s)
+            judged.later_tokens(self.job, per_token_s, self._levels)
             self._seat.ended(per_token_s)

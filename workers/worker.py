@@ -14,7 +14,7 @@ from functools import partial
 
 from headrace.broker import metrics, tracing
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
-from headrace.broker.models import Model
+from headrace.broker.models import Model, service_levels
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Asking, Broker, Claim, Claims
 from headrace.broker.reaping import reap_for_ever
@@ -24,6 +24,7 @@ from headrace.broker.writer import LogWriter
 from headrace.workers import generations
 from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
+from headrace.workers.measures import Measures
 from headrace.workers.prefixes import Served
 from headrace.workers.rates import totals
 from headrace.workers.run import JobRun
@@ -52,12 +53,16 @@ def replica_id() -> str:
 class Worker:
     """One replica of one model. `start`, then `run` until it is cancelled or drained; `drain` may come at any time."""
 
-    def __init__(self, settings: Settings, model: Model, broker: Broker, engine: Engine) -> None:
+    def __init__(self, settings: Settings, model: Model, broker: Broker, engine: Engine, metrics_at: str = "") -> None:
+        """`metrics_at` is where Prometheus finds this process's metrics, as `host:port`."""
         self.id = replica_id()
         self._settings = settings
         self._model = model
         self._broker = broker
         self._engine = engine
+        self._metrics_at = metrics_at
+        self._measures = Measures(model, engine)
+        self._levels = service_levels(model)
         self._writers = [LogWriter(broker, shard, settings.worker.pace_s) for shard in range(broker.shards)]
         tracer = tracing.opened(settings.tracing, "headrace-worker", self.id)
         self._traces = Traces(tracer, self.id, str(model.__struct_config__.tag)) if tracer is not None else None
@@ -249,7 +254,7 @@ class Worker:
         answer_tokens = min(claim.job.max_tokens or _ANSWER_TOKENS, self._engine.capabilities.context_tokens)
         self._served.serve(shard, claim.prefix, claim.job.id, answer_tokens)
         trace = self._traces.attempt(claim) if self._traces is not None else None
-        run = JobRun(claim, self._engine, self._writers[shard], self._seats.seat(claim, asked_at), trace)
+        run = JobRun(claim, self._engine, self._writers[shard], self._seats.seat(claim, asked_at), trace, self._levels)
         self._runs[claim.job.id] = run
         self._job_tasks.add(task := asyncio.create_task(self._run_job(run), name=f"job {claim.job.id}"))
         task.add_done_callback(self._job_tasks.discard)
@@ -315,14 +320,12 @@ class Worker:
             "running": self.running,
             "host": socket.gethostname(),
             "pid": os.getpid(),
+            "metrics": self._metrics_at,
+            **self._measures.take(self._runs.values()),
             **self._engine.capabilities.about(),
-            **totals(self._model.name, self._ttft_slo_s()),
+            **totals(self._model.name, self._levels.ttft_s),
         }
         await self._broker.present("replicas", self.id, self._model.name, about)
-
-    def _ttft_slo_s(self) -> float:
-        chosen = self._model.autoscaling
-        return chosen.ttft_slo_s if chosen else 0.5
 
     def _spawn(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
         async def guarded() -> None:

@@ -11,7 +11,7 @@ from headrace.api.auth import GUARD
 from headrace.api.openapi import document
 from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
-from headrace.broker.errors import BrokerDown
+from headrace.api.targets import targets as find_targets
 
 
 def router(pod: Pod) -> APIRouter:
@@ -33,10 +33,11 @@ def router(pod: Pod) -> APIRouter:
 
     @routes.get("/metrics")
     async def metrics() -> Response:
-        try:
-            await pod.observe_models()
-        except BrokerDown as error:
-            pod.trouble = error
+        await pod.observe()
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/metrics/targets")
+    async def targets() -> Response:
+        return as_json(await find_targets(pod.broker))
 
     return routes

@@ -29,7 +29,7 @@ def router(pod: Pod) -> APIRouter:
     @routes.delete("/{job}")
     async def cancel(request: Request, job: str) -> Response:
         await submit.find(pod, request, job)
-        was = await pod.broker.cancel(job, "delete")
+        was = await pod.cancel(job, "delete")
         said = {"id": job, "object": "stream", "was": was, "cancelled": was in ("waiting", "running")}
         return as_json(said, headers={"x-request-id": job})
 

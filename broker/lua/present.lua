@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- present: a replica or pod says that it is there and what it is; it is forgotten when it stops saying so.
--- Reads and writes: model, replicas, pods (zset), replica, pod (hash), idle (list).
+-- Reads and writes: model, replicas, pods (zset), replica, pod, arrived (hash), idle (list).
 -- ARGV: 1 'replicas' | 'pods' | 'cluster', 2 id, 3 model or '', 4 presence ms (0: it leaves), then field and value pairs
 -- Safe to repeat.
 local kind, id, model, presence_ms, now = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4]), clock()
@@ -25,6 +25,10 @@ if kind ~= 'cluster' then
   if presence_ms == 0 then
     redis.call('DEL', about)
   else
+    if kind == 'replicas' and #ARGV > 4 and redis.call('EXISTS', about) == 0 then
+      redis.call('HINCRBY', K.arrived .. model, 'starts', 1)
+      keep(K.arrived .. model, IDLE_TTL_MS)
+    end
     for i = 5, #ARGV, 2 do redis.call('HSET', about, ARGV[i], ARGV[i + 1]) end
     redis.call('PEXPIRE', about, presence_ms)
   end

@@ -3,7 +3,7 @@
 -- Reads: queue, ages (zset), load, arrived (hash), model (zset), replicas, held (set). Writes nothing.
 -- ARGV: 1 model
 -- Returns {{waiting per band, in claim order}, age of the oldest in ms, running jobs, prompt tokens that wait,
---          jobs ever admitted, prompt tokens of these}.
+--          jobs ever admitted, prompt tokens of these, replicas that have come}.
 local model, now, waiting, oldest, running = ARGV[1], clock(), {}, 0, 0
 for i, band in ipairs(BANDS) do
   waiting[i] = redis.call('ZCARD', K.queue .. model .. ':' .. band)
@@ -13,8 +13,8 @@ end
 for _, replica in ipairs(redis.call('ZRANGE', K.model .. model, 0, -1)) do
   running = running + redis.call('SCARD', K.held .. replica)
 end
-local arrived = redis.call('HMGET', K.arrived .. model, 'jobs', 'tokens')
+local arrived = redis.call('HMGET', K.arrived .. model, 'jobs', 'tokens', 'starts')
 return {
   waiting, oldest, running, tonumber(redis.call('HGET', K.load .. model, 'tokens') or 0),
-  tonumber(arrived[1] or 0), tonumber(arrived[2] or 0)
+  tonumber(arrived[1] or 0), tonumber(arrived[2] or 0), tonumber(arrived[3] or 0)
 }

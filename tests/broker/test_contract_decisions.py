@@ -6,7 +6,8 @@ from typing import Literal
 
 from headrace.broker.messages import ScaleDecision
 from headrace.broker.protocol import MAX_DECISIONS, Broker
-from tests.broker.steps import admit, claim
+from tests.broker.steps import MakeBroker, admit, claim
+from tests.support import eventually
 
 
 def decision(at_ms: int, target: int, direction: Literal["up", "down", "hold"], reason: str) -> ScaleDecision:
@@ -57,3 +58,21 @@ async def test_a_job_that_is_known_does_not_arrive_again(broker: Broker) -> None
     job = await admit(broker, prompt_tokens=10)
     await admit(broker, job_id=job, prompt_tokens=10)
     assert (await broker.stats("m")).arrived_jobs == 1
+
+
+async def test_replicas_that_come_are_counted_once(make_broker: MakeBroker) -> None:
+    broker = await make_broker(shards=2, lease_s=0.5)
+    for replica in ("a", "b", "a", "a"):
+        await broker.present("replicas", replica, "m", {"state": "starting"})
+    await broker.present("cluster", "serve", "m", {})
+    await broker.present("pods", "p", "", {"pid": 1})
+    assert (await broker.stats("m")).replica_starts == 2
+    await broker.absent("replicas", "b", "m")
+    assert (await broker.stats("m")).replica_starts == 2
+
+    async def has_lapsed() -> bool:
+        return not await broker.listing("replicas")
+
+    await eventually(has_lapsed)
+    await broker.present("replicas", "a", "m", {"state": "ready"})
+    assert (await broker.stats("m")).replica_starts == 3

@@ -42,7 +42,7 @@ def test_a_replicas_totals_are_its_own_metrics() -> None:
     name = "a model of this test"
     metrics.QUEUE_WAIT.labels(name).observe(0.1)
     for seconds in (0.2, 0.4, 2.0):
-        metrics.TIME_TO_FIRST_TOKEN.labels(name).observe(seconds)
+        metrics.TIME_TO_FIRST_TOKEN.labels(name, "true" if seconds < 1 else "false").observe(seconds)
     metrics.TIME_PER_OUTPUT_TOKEN.labels(name).observe(0.04)
     metrics.TOKENS.labels(name, "prompt").inc(700)
     metrics.TOKENS.labels(name, "completion").inc(30)

@@ -8,6 +8,7 @@ from headrace.broker.errors import BadRequest, ContextLengthExceeded
 from headrace.broker.messages import Chat, Job, Message, Prompt, Sampling, Text, Tokens
 from headrace.workers.engines.gguf_vocab import SAMPLE
 from headrace.workers.engines.protocol import Engine, Generation, Step, Token
+from tests.support import eventually
 from tests.weights.conftest import Loaded
 from tests.workers.llamacpp_runs import CONTEXT, GREEDY, NEVER_ENDS, PARIS, STORY, Stream, begin, encoded
 
@@ -206,3 +207,14 @@ async def test_an_error_of_a_reader_fails_one_sequence_and_not_the_others(engine
     await broken.until(lambda: broken.errors)
     assert [type(error).__name__ for error in broken.errors] == ["EngineFailed"]
     await other.finish()
+
+
+async def test_figures_say_what_it_does_and_what_it_has_done(engine: Engine) -> None:
+    await eventually(lambda: engine.figures().running == 0)  # what other tests have cancelled ends with its step
+    before = engine.figures()
+    stream = await begin(engine, STORY, 24, sampling=NEVER_ENDS)
+    await stream.until(lambda: len(stream.ids) > 4)
+    await eventually(lambda: engine.figures().running == 1)
+    await stream.finish()
+    await eventually(lambda: engine.figures().running == 0 and engine.figures().steps >= before.steps + 20)
+    assert engine.figures().step_s > before.step_s

@@ -13,7 +13,7 @@ from headrace.broker.models import ScriptedModel
 from headrace.broker.protocol import Admission, Broker
 from headrace.broker.settings import QueueSettings, Settings, WorkerSettings
 from headrace.broker.tasks import cancel_all
-from headrace.workers.engines.protocol import Capabilities, Engine, Generation, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Engine, Figures, Generation, Step, Token
 from headrace.workers.engines.scripted import oracle
 from headrace.workers.worker import Worker
 from tests.faults import FaultyBroker
@@ -92,6 +92,9 @@ class HandEngine:
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> HandRun:
         self.runs.append(run := HandRun(generation, emit, fail))
         return run
+
+    def figures(self) -> Figures:
+        return Figures(sum(not run.is_cancelled for run in self.runs), None, len(self.runs), 0.5, 4000)
 
     async def check_health(self) -> None:
         if self.health_error is not None:

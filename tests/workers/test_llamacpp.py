@@ -13,6 +13,7 @@ from headrace.workers.engines.gguf_vocab import SAMPLE
 from headrace.workers.engines.llamacpp import LlamacppEngine
 from headrace.workers.engines.llamacpp_wire import UNTOLD_LOGPROB
 from headrace.workers.engines.protocol import Generation, Step, Token
+from tests.support import eventually
 from tests.workers.llamacpp_runs import (
     CONTEXT,
     DATA_DIR,
@@ -250,3 +251,14 @@ async def test_an_error_of_a_reader_fails_one_sequence_and_not_the_others(engine
     await broken.until(lambda: broken.errors)
     assert [type(error) for error in broken.errors] == [EngineFailed]
     await other.finish()
+
+
+async def test_figures_say_what_it_does_and_what_it_has_done(engine: LlamacppEngine) -> None:
+    await eventually(lambda: engine.figures().running == 0)  # what other tests have cancelled ends with its step
+    before = engine.figures()
+    stream = await begin(engine, STORY, 24, sampling=NEVER_ENDS)
+    await stream.until(lambda: len(stream.ids) > 4)
+    await eventually(lambda: engine.figures().running == 1)
+    await stream.finish()
+    await eventually(lambda: engine.figures().running == 0 and engine.figures().steps >= before.steps + 20)
+    assert engine.figures().step_s > before.step_s

@@ -28,10 +28,10 @@ from headrace.workers.engines.llamacpp_about import capabilities
 from headrace.workers.engines.llamacpp_chat import ChatReader, chat_body
 from headrace.workers.engines.llamacpp_embed import Embedder
 from headrace.workers.engines.llamacpp_prompt import Plan, Prompts
-from headrace.workers.engines.llamacpp_server import open_server, warm_up
+from headrace.workers.engines.llamacpp_server import decoded_steps, open_server, warm_up
 from headrace.workers.engines.llamacpp_slots import Reader, Sequence, Slots
 from headrace.workers.engines.llamacpp_wire import StreamReader, request_body, tokens_left
-from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Figures, Generation, Run, Step, Token
 
 
 class _Loaded(NamedTuple):
@@ -54,6 +54,10 @@ class LlamacppEngine:
         self._side = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-side")
         self._loaded: _Loaded | None = None
         self._is_closed = False
+        self._is_asking = False
+        self._warm_up_steps = 0
+        self._steps = 0
+        self._step_s = 0.0
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -77,6 +81,7 @@ class LlamacppEngine:
         self._check_context(vocab)
         tell("warming up", 0.0)
         warm_up(server, vocab)
+        self._warm_up_steps = decoded_steps(server.handle_metrics())
         embedder = self._embedder(path) if self._model.embeddings else None
         prompts = Prompts(vocab, self._chat_template(override or vocab.template, vocab))
         self.capabilities = capabilities(self._model, prompts)
@@ -185,6 +190,22 @@ class LlamacppEngine:
             self._check_length(each, "input")
         vectors = await loaded.embedder.vectors(ids, advance)
         return Result({"embeddings": vectors, "tokens": list(map(len, ids))}), sum(map(len, ids))
+
+    def figures(self) -> Figures:
+        """llama.cpp says its number of steps between two of them: it is asked on the side, and told the next time."""
+        if (loaded := self._loaded) is None or self._is_closed:
+            return Figures(0)
+        if loaded.slots.busy_s != self._step_s and not self._is_asking:
+            self._is_asking = True
+            self._side.submit(self._ask_steps, loaded)
+        room = self._model.slots * self.capabilities.context_tokens
+        return Figures(loaded.slots.running, None, self._steps, self._step_s, room)
+
+    def _ask_steps(self, loaded: _Loaded) -> None:
+        if self._loaded is loaded:
+            self._step_s = loaded.slots.busy_s
+            self._steps = decoded_steps(loaded.server.handle_metrics()) - self._warm_up_steps
+        self._is_asking = False
 
     async def check_health(self) -> None:
         self._ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,7 @@ def open_server(
     params.cache_ram_mib = 0
     params.verbosity = -1
     params.ui = params.endpoint_slots = False
+    params.endpoint_metrics = True  # how many steps it has made is nowhere else
     params.n_threads_http = 1
     params.hostnames = [str(folder / "llamacpp.sock")]
     params.api_keys = [secrets.token_hex(16)]
@@ -65,3 +67,10 @@ def warm_up(server: Any, vocab: GgufVocab) -> None:
         if step is not None and step.end is not None:
             return
     raise EngineFailed("llama.cpp made no tokens when it was tried")
+
+
+def decoded_steps(metrics: bytes | str) -> int:
+    """How often llama.cpp has decoded, from what its server says in Prometheus's form; 0 if it does not."""
+    text = metrics.decode() if isinstance(metrics, bytes) else metrics
+    found = re.search(r"^llamacpp:n_decode_total (\S+)$", text, re.M)
+    return int(float(found[1])) if found else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -77,12 +78,27 @@ class Slots:
     def __init__(self, complete: Complete, count: int, loop: asyncio.AbstractEventLoop) -> None:
         self._complete = complete
         self._loop = loop
+        self._count = count
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="llamacpp")
         self._open: set[Sequence] = set()
         self._arrived: deque[tuple[Sequence, bytes | Future[None]]] = deque()
         self._is_woken = False
+        self._busy_s = 0.0
+        self._busy_since = 0.0
+
+    @property
+    def running(self) -> int:
+        """Sequences that are in llama.cpp."""
+        return min(len(self._open), self._count)
+
+    @property
+    def busy_s(self) -> float:
+        """For how long there was at least one."""
+        return self._busy_s + (time.perf_counter() - self._busy_since if self._open else 0.0)
 
     def start(self, sequence: Sequence) -> None:
+        if not self._open:
+            self._busy_since = time.perf_counter()
         self._open.add(sequence)
         self._threads.submit(self._make, sequence).add_done_callback(partial(self._put, sequence))
 
@@ -121,7 +137,10 @@ class Slots:
             if isinstance(item, bytes):
                 sequence.take(item)
             else:
+                busy_s = self.busy_s
                 self._open.discard(sequence)
+                if not self._open:
+                    self._busy_s = busy_s
                 sequence.fail(_failure(item.exception()))
 
 

@@ -123,6 +123,21 @@ class Capabilities(Struct, frozen=True):
         }
 
 
+class Figures(Struct, frozen=True):
+    """What an engine does now, and what it has done since it began.
+
+    `running` sequences are its batch. `kv_used` is the share of its KV cache that is in use; one that does not know
+    may say its room in tokens, `kv_room`: what running sequences have is in it. `steps` have taken `step_s` seconds in
+    sum; both 0 if it does not know.
+    """
+
+    running: int
+    kv_used: float | None = None
+    steps: int = 0
+    step_s: float = 0.0
+    kv_room: int = 0
+
+
 class Run(Protocol):
     """A sequence that is being made."""
 
@@ -162,6 +177,10 @@ class Engine(Protocol):
 
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         """Begin to make a sequence. `emit` gets its steps, the last with `end` set; or else `fail` is called once."""
+        ...
+
+    def figures(self) -> Figures:
+        """For the metrics, asked once a second, also before `load` and after `close`: it neither waits nor raises."""
         ...
 
     async def check_health(self) -> None:

@@ -19,7 +19,16 @@ import msgspec
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed, HeadraceError
 from headrace.broker.messages import Batch, Chat, Job, Prompt, Result, Text, Tokens
 from headrace.broker.models import RemoteModel
-from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token, trace_headers
+from headrace.workers.engines.protocol import (
+    Capabilities,
+    Details,
+    Figures,
+    Generation,
+    Run,
+    Step,
+    Token,
+    trace_headers,
+)
 from headrace.workers.engines.remote_frames import Event
 from headrace.workers.engines.remote_llamacpp import LlamacppApi
 from headrace.workers.engines.remote_ollama import OllamaApi
@@ -184,6 +193,9 @@ class RemoteEngine:
         if last is None:
             raise EngineFailed("the remote server ended early")
         sequence.give(last)
+
+    def figures(self) -> Figures:
+        return Figures(len(self._open))
 
     async def check_health(self) -> None:
         self._ready()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
+import time
 import zlib
 from collections.abc import Callable
 from typing import Literal
@@ -18,7 +19,7 @@ from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFail
 from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Result, Text, TokenLogprob
 from headrace.broker.models import ScriptedModel
 from headrace.workers.engines import scripted_answers
-from headrace.workers.engines.protocol import Capabilities, Details, Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Details, Figures, Generation, Run, Step, Token
 from headrace.workers.engines.scripted_cache import PrefixCache
 from headrace.workers.engines.scripted_parts import SPECIAL, Part, end_of, parts_of, piece, script_parts, step_of
 
@@ -125,6 +126,8 @@ class ScriptedEngine:
         self._cache = PrefixCache(model.cache_tokens)
         self._prefilled_until = 0.0
         """When the prompts are done that wait for each other."""
+        self._steps = 0
+        self._step_s = 0.0
         self.capabilities = Capabilities(
             slots=model.slots,
             context_tokens=model.context_tokens,
@@ -192,6 +195,12 @@ class ScriptedEngine:
     async def answer(self, job: Job, advance: Callable[[], None] = lambda: None) -> tuple[Result, int]:
         return scripted_answers.answer(job, self._model, lambda prompt: -(-_length(prompt) // 4))
 
+    def figures(self) -> Figures:
+        """A turn that makes tokens is a step."""
+        running = sum(not sequence.is_cancelled for _, _, sequence in self._due)
+        room = self._model.slots * self._model.context_tokens
+        return Figures(running, None, self._steps, self._step_s, room)
+
     async def check_health(self) -> None:
         """It is always well."""
 
@@ -217,6 +226,7 @@ class ScriptedEngine:
     def _turn(self) -> None:
         """Make every token that is due by now, or within the timer's resolution."""
         self._timer = None
+        began_at = time.perf_counter()
         now = asyncio.get_running_loop().time() + _RESOLUTION_S
         due: list[_Sequence] = []
         while self._due and self._due[0][0] <= now:
@@ -229,6 +239,8 @@ class ScriptedEngine:
                     self._schedule(sequence, sequence.due + self._interval_s)
             except Exception as error:  # noqa: BLE001  # of whoever listens: the other sequences go on
                 sequence.fail(error)
+        self._steps += bool(due)
+        self._step_s += time.perf_counter() - began_at
         self._arm()
 
     def _step(self, sequence: _Sequence) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from headrace.broker.errors import BadRequest, EngineFailed, HeadraceError
 from headrace.broker.messages import Job, Result, Sampling, Tokens
 from headrace.broker.models import TransformersModel
 from headrace.workers.engines import hf_folder, hf_prompts
-from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Figures, Generation, Run, Step, Token
 
 if TYPE_CHECKING:
     from headrace.workers.engines.hf_decode import Decoding
@@ -73,6 +74,9 @@ class TransformersEngine:
         self._waiting: deque[_Sequence] = deque()
         self._making: asyncio.Task[None] | None = None
         self._is_closed = False
+        self._running = 0
+        self._steps = 0
+        self._step_s = 0.0
 
     async def load(self, progress: Callable[[str, float], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -162,10 +166,18 @@ class TransformersEngine:
                 sequence = self._waiting.popleft()
                 if not sequence.is_over:
                     running[sequence] = None
+            self._running = len(running)
             if not running:
                 return
-            for sequence, step in await loop.run_in_executor(self._thread, _turns, loaded, running):
+            began_at = time.perf_counter()
+            turns = await loop.run_in_executor(self._thread, _turns, loaded, running)
+            self._steps += 1
+            self._step_s += time.perf_counter() - began_at
+            for sequence, step in turns:
                 sequence.give(step)
+
+    def figures(self) -> Figures:
+        return Figures(self._running, None, self._steps, self._step_s)
 
     async def check_health(self) -> None:
         self._ready()

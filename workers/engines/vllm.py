@@ -18,7 +18,7 @@ from headrace.broker.errors import EngineDied, EngineFailed
 from headrace.broker.messages import Job, Result, Sampling, Tokens
 from headrace.broker.models import VllmModel
 from headrace.workers.engines import hf_folder, hf_prompts
-from headrace.workers.engines.protocol import Capabilities, Generation, Run, Step, Token
+from headrace.workers.engines.protocol import Capabilities, Figures, Generation, Run, Step, Token
 
 if TYPE_CHECKING:
     from headrace.workers.engines.vllm_sequence import Sequence
@@ -116,6 +116,9 @@ class VllmEngine:
         else:
             asyncio.get_running_loop().call_soon(sequence.give, Step((), end="limit"))
         return sequence
+
+    def figures(self) -> Figures:
+        return self._loaded.stats.figures if self._loaded is not None else Figures(0)
 
     async def check_health(self) -> None:
         """An engine core that died fails no job here: the replica gives them all to others, who go on."""

@@ -22,6 +22,7 @@ from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.hf_vocab import HfVocab
 from headrace.workers.engines.protocol import Capabilities, Details
 from headrace.workers.engines.vllm_requests import Requests
+from headrace.workers.engines.vllm_stats import EngineStats
 
 
 class Loaded(NamedTuple):
@@ -31,6 +32,7 @@ class Loaded(NamedTuple):
     vocab: HfVocab
     template: ChatTemplate | None
     requests: Requests
+    stats: EngineStats
 
 
 def start(model: VllmModel, folder: str) -> Loaded:
@@ -38,7 +40,7 @@ def start(model: VllmModel, folder: str) -> Loaded:
     if current_platform.is_cpu():
         _prepare_cpu(model)
     try:
-        llm = AsyncLLM.from_engine_args(_arguments(model, folder))
+        llm = AsyncLLM.from_engine_args(_arguments(model, folder), stat_loggers=[EngineStats])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"models: {model.name}: vLLM refuses this: {' '.join(str(error).split())[:500]}") from error
     except RuntimeError as error:
@@ -91,7 +93,8 @@ def _loaded(model: VllmModel, llm: AsyncLLM) -> Loaded:
         requests = Requests(model, llm, vocab, template)
     except TypeError as error:
         raise ConfigError(f"models: {model.name}: {error}") from error
-    return Loaded(llm, vocab, template, requests)
+    [stats] = [each for each in llm.logger_manager.stat_loggers if isinstance(each, EngineStats)]
+    return Loaded(llm, vocab, template, requests, stats)
 
 
 def capabilities(model: VllmModel, loaded: Loaded) -> Capabilities:
