@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is run by its path
 
-from headrace.broker import keys
+from headrace.broker import keys, prefixes
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.messages import Job, Text, View
 from headrace.broker.models import ScriptedModel
@@ -82,50 +82,54 @@ async def broker() -> AsyncIterator[tuple[RedisBroker, EmbeddedServer]]:
             await server.stop()
 
 
-def admission(pod: str | None = None) -> Admission:
-    job = Job(keys.new_job_id(1), MODEL, Text("hi"), max_tokens=5)
-    return Admission(job, View("alice", MODEL, "openai.chat"), pod)
+def admission(pod: str | None = None, prompt_bytes: int = 2) -> Admission:
+    """A prompt of three quarters that it shares with others, of twenty kinds, and an end of its own."""
+    job_id = keys.new_job_id(1)
+    shared, own = f"{int(job_id[-2:], 16) % 20:02d}", job_id[-8:]
+    text = (shared * prompt_bytes)[: prompt_bytes * 3 // 4] + (own * prompt_bytes)[: -(-prompt_bytes // 4)]
+    job = Job(job_id, MODEL, Text(text), max_tokens=5)
+    return Admission(job, View("alice", MODEL, "openai.chat"), pod, prefix=prefixes.anchors(job))
 
 
-async def admit(to: RedisBroker, count: int, pod: str | None = None) -> None:
+async def admit(to: RedisBroker, count: int, pod: str | None = None, prompt_bytes: int = 2) -> None:
     for done in range(0, count, 500):
         await to.present("cluster", "bench", MODEL, {})
-        await asyncio.gather(*(to.admit(admission(pod)) for _ in range(min(500, count - done))))
+        await asyncio.gather(*(to.admit(admission(pod, prompt_bytes)) for _ in range(min(500, count - done))))
 
 
-async def dispatch(waiting: int, jobs: int = 400) -> dict[str, object]:
+async def dispatch(waiting: int, prompt_bytes: int, jobs: int = 400) -> dict[str, object]:
     async with broker() as (opened, _):
-        await admit(opened, waiting)
+        await admit(opened, waiting, None, prompt_bytes)
         model = ScriptedModel(name=MODEL, slots=8, tokens_per_s=100)
         engine = Watched(model)
         worker = Worker(Settings([model], queue=QUEUE), model, opened, engine)
         await worker.start()
         running = asyncio.create_task(worker.run())
         if waiting:
-            keeping = asyncio.create_task(_keep(opened, waiting))
+            keeping = asyncio.create_task(_keep(opened, waiting, prompt_bytes))
             while len(engine.empty_s) < jobs:  # noqa: ASYNC110  # a wake-up per step would be measured too
                 await asyncio.sleep(0.05)
             keeping.cancel()
             measured = engine.empty_s[8:]
         else:
             await asyncio.sleep(0.5)
-            measured = [await _alone(opened, engine) for _ in range(jobs // 4)]
+            measured = [await _alone(opened, engine, prompt_bytes) for _ in range(jobs // 4)]
         running.cancel()
         await asyncio.wait([running])
         what = "a slot's end to the next first step" if waiting else "admitted to the first step, idle"
-        return {"waiting": waiting, "measured": what, "ms": _quantiles(measured)}
+        return {"waiting": waiting, "prompt_bytes": prompt_bytes, "measured": what, "ms": _quantiles(measured)}
 
 
-async def _keep(to: RedisBroker, waiting: int) -> None:
+async def _keep(to: RedisBroker, waiting: int, prompt_bytes: int) -> None:
     """As many as are taken come anew, so that a short queue stays as long."""
     while True:
         stats = await to.stats(MODEL)
-        await admit(to, max(0, waiting - sum(stats.waiting.values())))
+        await admit(to, max(0, waiting - sum(stats.waiting.values())), None, prompt_bytes)
         await asyncio.sleep(0.02)
 
 
-async def _alone(to: RedisBroker, engine: Watched) -> float:
-    asked = admission()
+async def _alone(to: RedisBroker, engine: Watched, prompt_bytes: int) -> float:
+    asked = admission(None, prompt_bytes)
     await to.admit(asked)
     answered = time.perf_counter()
     async with asyncio.timeout(5):
@@ -188,16 +192,19 @@ def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
     return {f"p{q}": round(ordered[min(len(ordered) - 1, len(ordered) * q // 100)] * 1000, 2) for q in (50, 99)}
 
 
-async def main(lengths: list[int]) -> None:
+async def main(lengths: list[int], prompt_bytes: int, *, has_verbs: bool) -> None:
     for waiting in lengths:
-        print(json.dumps(await dispatch(waiting)), flush=True)
-    for row in await verbs():
+        print(json.dumps(await dispatch(waiting, prompt_bytes)), flush=True)
+    for row in await verbs() if has_verbs else []:
         print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":
     options = argparse.ArgumentParser(prog="dispatch", description=__doc__)
     options.add_argument("--waiting", default="0,10,1000,100000")
+    options.add_argument("--prompt-bytes", type=int, default=2, help="from 1024 on prompts have a prefix")
+    options.add_argument("--no-verbs", action="store_true")
     chosen = options.parse_args()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main([int(each) for each in chosen.waiting.split(",")]))
+        lengths = [int(each) for each in chosen.waiting.split(",")]
+        runner.run(main(lengths, chosen.prompt_bytes, has_verbs=not chosen.no_verbs))

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from headrace.broker.prefixes import LENGTHS, split
 
-WINDOW = 16
+WINDOW = 8
 """So many of the first jobs of a band are looked at."""
 MAX_PASSED = 8
 """So often may jobs of equal rank overtake one."""
-MAX_LEFT_MS = 1000
+MAX_LEFT_MS = 2000
 """So long a job may be left to a replica that holds more of its prompt than the one that asks."""
 TOKENS_PER_BYTE = 0.3
 """As estimated; see `api/estimate.py`."""

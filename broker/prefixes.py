@@ -1,23 +1,22 @@
 """A prompt's prefix as a few numbers: hashes of its first bytes, up to lengths that are the same for all prompts.
 
 Two prompts that begin alike share the hashes up to there, so the longest one that a replica has served says how much of
-a prompt its cache may hold, within a fifth. The lengths grow by a quarter: 32 of them reach from a kibibyte to a
-mebibyte, and a prompt that is shorter than the first has none, as there is nothing to gain.
+a prompt its cache may hold, within a half. The lengths double: eleven of them reach from a kibibyte to a mebibyte, and
+a prompt that is shorter than the first has none, as there is nothing to gain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from itertools import accumulate, repeat
 
 import msgspec
 
 from headrace.broker.messages import Chat, Job, Text, Tokens, Tool
 
 ANCHOR_BYTES = 8
-_COUNT = 32
-LENGTHS: tuple[int, ...] = tuple(accumulate(repeat(1024, _COUNT), lambda length, _: length + length // 4))
+_COUNT = 11
+LENGTHS: tuple[int, ...] = tuple(1024 << number for number in range(_COUNT))
 """Bytes of the prompt up to each anchor."""
 
 

@@ -46,6 +46,13 @@ def command(  # noqa: PLR0913  # a command's options
     attainment: Annotated[float, typer.Option(min=0.01, max=1.0, help="Of --plan.")] = 0.99,
     price: Annotated[float, typer.Option(min=0, help="Of --plan: for a replica and hour.")] = 0.0,
     as_json: Annotated[bool, typer.Option("--json", help="One object a line for each run.")] = False,
+    prefixes: Annotated[
+        bool, typer.Option("--prefixes", help="What is prefix affinity worth on a trace that names blocks of prompts?")
+    ] = False,
+    replicas: Annotated[str, typer.Option(help="Of --prefixes: how many, several with commas.")] = "4,8",
+    caches: Annotated[
+        str, typer.Option(help="Of --prefixes: room of a replica's cache in tokens, several with commas; 0 is endless.")
+    ] = "0",
     pictures: Annotated[Path | None, typer.Option(help="A folder for pictures of the fronts and of a run.")] = None,
 ) -> None:
     """Replay traces against autoscaling laws. The tables of docs/autoscaling.md are made so."""
@@ -67,8 +74,11 @@ def command(  # noqa: PLR0913  # a command's options
         )
         for each in start_up or [30.0]
     ]
-    asked = _Asked(_names(policy), seeds, _floors(floors), as_json, pictures)
+    asked = _Asked(_names(policy), seeds, _numbers("--floors", floors, 1), as_json, pictures)
     for one in traces:
+        if prefixes:
+            _prefixes(one, model, _numbers("--replicas", replicas, 1), _numbers("--caches", caches, 0), as_json=as_json)
+            continue
         for world in worlds:
             if plan:
                 _plan(one, model, world, attainment, price, as_json=as_json)
@@ -95,14 +105,27 @@ def _names(policy: str) -> list[str]:
     return names
 
 
-def _floors(text: str) -> list[int]:
+def _numbers(option: str, text: str, least: int) -> list[int]:
     try:
         found = [int(each) for each in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--floors {text!r}: must be whole numbers with commas between") from None
-    if min(found) < 1:
-        raise ConfigError(f"--floors {text!r}: must be at least 1")
+        raise ConfigError(f"{option} {text!r}: must be whole numbers with commas between") from None
+    if min(found) < least:
+        raise ConfigError(f"{option} {text!r}: must be at least {least}")
     return found
+
+
+def _prefixes(trace: Trace, model: ReplicaModel, replicas: list[int], caches: list[int], *, as_json: bool) -> None:
+    from headrace.cluster.simulation.prefix_fleet import PLACEMENTS
+    from headrace.cluster.simulation.prefix_table import compare, table
+
+    rows = []
+    for row in compare(trace, model, replicas, caches, list(PLACEMENTS)):
+        rows.append(row)
+        if as_json:
+            typer.echo(msgspec.json.encode(row).decode())
+    if not as_json:
+        _show(table(rows), f"{trace.name}: prompts that meet a cache")
 
 
 def _sweep(trace: Trace, model: ReplicaModel, world: World, asked: _Asked) -> None:

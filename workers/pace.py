@@ -6,7 +6,7 @@ Everything here is one call a job, none a token. Times are seconds.
 from __future__ import annotations
 
 import math
-import time
+from collections import deque
 from collections.abc import Callable
 
 from headrace.broker.affinity import TOKENS_PER_BYTE
@@ -14,6 +14,7 @@ from headrace.broker.affinity import TOKENS_PER_BYTE
 EMPTY_SHARE = 0.01
 """So much of the batch may be empty on the average because the next jobs are still under way."""
 _WEIGHT = 0.1  # of a new measurement
+_FREES, _KNOWN_FREES = 32, 4  # slots often come free several at a time, when jobs of one batch end together
 _MEMORY_S = 30.0  # of prefilling, what is older weighs half
 _KNOWN_TOKENS = 4096  # from so many prefilled tokens on the rate is told
 
@@ -21,14 +22,13 @@ _KNOWN_TOKENS = 4096  # from so many prefilled tokens on the rate is told
 class Pace:
     """`clock` tells seconds."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.claim_s = 0.0
         """From asking for a job until the engine could have it."""
         self.token_s = 0.0
         """Between two tokens of a sequence, which is one step of the engine."""
-        self._gap_s = math.inf
-        self._freed_at: float | None = None
+        self._freed: deque[float] = deque(maxlen=_FREES)
         self._owed: dict[str, int] = {}
         self._prefilling: set[str] = set()
         self._since = 0.0
@@ -44,11 +44,7 @@ class Pace:
 
     def freed(self) -> None:
         """A slot has come free."""
-        now = self._clock()
-        if self._freed_at is not None:
-            gap_s = now - self._freed_at
-            self._gap_s = gap_s if math.isinf(self._gap_s) else _smooth(self._gap_s, gap_s)
-        self._freed_at = now
+        self._freed.append(self._clock())
 
     def owes(self, job_id: str, tokens: int) -> None:
         """A job was claimed with so many prompt tokens to prefill, as estimated."""
@@ -79,9 +75,10 @@ class Pace:
 
     @property
     def free_s(self) -> float:
-        """How long it takes until a slot comes free; infinite if none ever has."""
-        since_s = 0.0 if self._freed_at is None else self._clock() - self._freed_at
-        return max(self._gap_s, since_s)
+        """How long it takes until a slot comes free, on the average of the last ones; infinite if that is not known."""
+        if len(self._freed) < _KNOWN_FREES:
+            return math.inf
+        return (self._clock() - self._freed[0]) / len(self._freed) or math.inf
 
     def ahead(self, slots: int) -> int:
         """How many jobs more than slots to hold, so that the batch is full but for `EMPTY_SHARE`.

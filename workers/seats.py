@@ -27,7 +27,7 @@ class Seats:
     def __init__(self, slots: int, on_change: Callable[[], None] = lambda: None) -> None:
         self.held = 0
         """Jobs that were claimed and have not left."""
-        self.pace = Pace()
+        self.pace = Pace(lambda: asyncio.get_running_loop().time())
         self.on_change = on_change
         self._free = slots
         self._line: deque[Seat] = deque()

@@ -10,7 +10,7 @@
 -- Among the first jobs of equal rank it is given the one whose prefix it holds: `affinity.py` is the same rule.
 local replica, wanted, enough, bytes_per_s = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local now, claims, tokens, again = clock(), {}, 0, -1
-local WINDOW, MAX_PASSED, MAX_LEFT_MS, TOKENS_PER_BYTE = 16, 8, 1000, 0.3
+local WINDOW, MAX_PASSED, MAX_LEFT_MS, TOKENS_PER_BYTE = 8, 8, 2000, 0.3
 local PREFIX_TTL_MS = 3600000
 
 local function is_enough()
@@ -47,7 +47,7 @@ local function is_there(other)
 end
 
 local lengths = { 1024 } -- bytes of the prompt up to each anchor
-for i = 2, 32 do lengths[i] = lengths[i - 1] + math.floor(lengths[i - 1] / 4) end
+for i = 2, 11 do lengths[i] = 2 * lengths[i - 1] end
 
 -- How many bytes of a prompt this replica holds, and any other one that is there.
 local function here_and_there(model, prefix)

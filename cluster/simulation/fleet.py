@@ -85,7 +85,7 @@ class Fleet:
                 break
             self._now = now
             if replica is None:
-                self._tick()
+                self._tick() if kind == _TICK else self._dispatch()
             elif kind == _STEP:
                 if version == replica.version:
                     self._step(replica)
@@ -132,9 +132,12 @@ class Fleet:
             return
         self._advance(replica)
         replica.job = job
-        replica.left = self._inputs[job] + self._made[job]
+        replica.left = self._to_prefill(replica, job)
         replica.begun_s = self._now
         self._schedule(replica)
+
+    def _to_prefill(self, replica: Replica, job: int) -> float:
+        return self._inputs[job] + self._made[job]
 
     # -- one replica ----------------------------------------------------------------------------------------------
 
@@ -392,4 +395,4 @@ class Fleet:
         return Run(trace, self._world, ttft, tpot, self._slos(), self._targets, lives, self._thrown_away, self._order)
 
 
-_TICK, _STEP, _READY, _DRAINED, _FAIL, _REQUEUE = range(6)
+_TICK, _STEP, _READY, _DRAINED, _FAIL, _REQUEUE, AGAIN = range(7)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from headrace.broker.errors import ConfigError
 
+BLOCK_TOKENS = 512
+"""Of the blocks that Mooncake's traces name."""
+
 _ARRIVAL = ("arrival_s", "arrival", "timestamp", "time")
 _INPUT = ("input_tokens", "contexttokens", "input_length", "input", "prompt_tokens", "request tokens")
 _OUTPUT = ("output_tokens", "generatedtokens", "output_length", "output", "completion_tokens", "response tokens")
@@ -22,12 +25,16 @@ _OUTPUT = ("output_tokens", "generatedtokens", "output_length", "output", "compl
 
 @dataclass(frozen=True)
 class Trace:
-    """Requests in order of arrival. Arrivals are seconds from the first one; every request makes at least a token."""
+    """Requests in order of arrival. Arrivals are seconds from the first one; every request makes at least a token.
+
+    `blocks` name the prompts' blocks of `BLOCK_TOKENS` tokens, each together with all before it; empty: not known.
+    """
 
     name: str
     arrival_s: NDArray[np.float64]
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
+    blocks: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -48,7 +55,14 @@ class Trace:
         arrivals = np.concatenate([(self.arrival_s + shift) % span for shift in shifts])
         order = np.argsort(arrivals, kind="stable")
         inputs, outputs = np.tile(self.input_tokens, times), np.tile(self.output_tokens, times)
-        return Trace(f"{self.name} x{times}", arrivals[order], inputs[order], outputs[order])
+        return Trace(f"{self.name} x{times}", arrivals[order], inputs[order], outputs[order], self._copies(order))
+
+    def _copies(self, order: NDArray[np.int64]) -> tuple[tuple[int, ...], ...]:
+        """The blocks of scaled requests: each copy has prompts of its own."""
+        if not self.blocks:
+            return ()
+        size, names = len(self), 1 + max(max(blocks) for blocks in self.blocks)
+        return tuple(tuple(name + index // size * names for name in self.blocks[index % size]) for index in order)
 
 
 def load(where: str) -> Trace:
@@ -71,16 +85,17 @@ def load(where: str) -> Trace:
 
 
 def _from_rows(path: Path, rows: Iterable[dict[str, Any]]) -> Trace:
-    arrivals, inputs, outputs = [], [], []
+    arrivals, inputs, outputs, blocks = [], [], [], []
     for row in rows:
         fields = {name.strip().lower(): value for name, value in row.items() if name}
         arrivals.append(_pick(fields, _ARRIVAL))
         inputs.append(int(float(_pick(fields, _INPUT))))
         outputs.append(int(float(_pick(fields, _OUTPUT))))
+        blocks.append(tuple(map(int, fields.get("hash_ids") or ())))
     if len(arrivals) < 2:
         raise ValueError("it has fewer than two requests")
     seconds = _seconds(arrivals, is_ms=path.suffix == ".jsonl")
-    return of(path.stem, seconds, np.array(inputs), np.array(outputs))
+    return of(path.stem, seconds, np.array(inputs), np.array(outputs), blocks if all(blocks) else ())
 
 
 def _pick(fields: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -100,7 +115,13 @@ def _seconds(values: list[Any], *, is_ms: bool) -> NDArray[np.float64]:
         return np.array([(time - times[0]).total_seconds() for time in times])
 
 
-def of(name: str, arrival_s: NDArray[np.float64], inputs: NDArray[Any], outputs: NDArray[Any]) -> Trace:
+def of(
+    name: str,
+    arrival_s: NDArray[np.float64],
+    inputs: NDArray[Any],
+    outputs: NDArray[Any],
+    blocks: Sequence[tuple[int, ...]] = (),
+) -> Trace:
     """A trace of unordered requests; raises ValueError for what cannot be one."""
     if not np.all(np.isfinite(arrival_s)):
         raise ValueError("an arrival is not a number")
@@ -108,9 +129,8 @@ def of(name: str, arrival_s: NDArray[np.float64], inputs: NDArray[Any], outputs:
     at = arrival_s[order] - arrival_s[order[0]]
     if at[-1] <= 0:
         raise ValueError("all requests arrive at once")
-    return Trace(
-        name, at, np.maximum(inputs[order], 1).astype(np.int64), np.maximum(outputs[order], 1).astype(np.int64)
-    )
+    tokens_in, tokens_out = (np.maximum(each[order], 1).astype(np.int64) for each in (inputs, outputs))
+    return Trace(name, at, tokens_in, tokens_out, tuple(blocks[index] for index in order) if blocks else ())
 
 
 # -- made up ----------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ class ReplicaModel:
     kv_tokens: int = 400_000
     prefill_share: float = 2 / 3
     is_parallel: bool = False
+    cache_tokens: int = 0
+    """Room for prompts that may come again; see `prefix_fleet`."""
 
 
 @dataclass(frozen=True)

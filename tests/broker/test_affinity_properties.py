@@ -57,8 +57,8 @@ class Workload:
         """Of one of three families that share beginnings of some lengths; one in four has none."""
         if self._random.random() < 0.25:
             return b""
-        family, shared = self._random.choice("xyz"), self._random.randint(1, 20)
-        own = self._random.randint(0, 4)
+        family, shared = self._random.choice("xyz"), self._random.randint(1, 8)
+        own = self._random.randint(0, 3)
         names = [f"{family}{i}" for i in range(shared)] + [f"{self._random.random()}" for _ in range(own)]
         return b"".join(name.encode().ljust(ANCHOR_BYTES)[:ANCHOR_BYTES] for name in names)
 

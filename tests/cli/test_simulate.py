@@ -57,9 +57,29 @@ def test_tables_and_pictures(trace: Path, tmp_path: Path) -> None:
     assert {file.name for file in tmp_path.iterdir()} == {"pareto_tiny_30s.png", "run_tiny_30s.png"}
 
 
+def test_what_prefix_affinity_is_worth(tmp_path: Path) -> None:
+    file = tmp_path / "turns.jsonl"
+    rows = [
+        {"timestamp": 100 * i, "input_length": 2048, "output_length": 9, "hash_ids": [0, i % 5, 10 + i % 5, 20 + i]}
+        for i in range(60)
+    ]
+    file.write_text("\n".join(json.dumps(row) for row in rows), "utf-8")
+    answer = simulate("--trace", str(file), "--prefixes", "--replicas", "2", "--caches", "0,100000", "--json")
+    assert answer.returncode == 0, answer.stderr
+    found = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert [(row["placement"], row["cache_tokens"]) for row in found[:3]] == [
+        ("none", 0),
+        ("affinity", 0),
+        ("hashing", 0),
+    ]
+    assert len(found) == 6
+    assert all(0 < row["hit_share"] <= row["best_share"] for row in found)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--trace", "steady", "--prefixes"], "hash_ids"),
         (["--trace", "/nonexistent.csv"], "cannot be read"),
         (["--trace", "steady", "--policy", "wizard"], "wizard"),
         (["--trace", "steady", "--floors", "x"], "--floors"),

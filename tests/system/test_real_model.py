@@ -54,6 +54,19 @@ def story(machine: Machine) -> Cut:
     return chat(machine.urls[0], STORY)
 
 
+def test_a_prompt_that_was_read_before_is_told_as_cached(machine: Machine) -> None:
+    """In the usage of OpenAI's format and of Anthropic's, whichever pod is asked."""
+    turn = {"role": "user", "content": "the mill and the river " * 20}
+    body = {"model": MODEL, "temperature": 0, "max_tokens": 2, "messages": [turn]}
+    httpx.post(f"{machine.urls[0]}/v1/chat/completions", json=body, timeout=60)
+    chat_usage = httpx.post(f"{machine.urls[1]}/v1/chat/completions", json=body, timeout=60).json()["usage"]
+    usage = httpx.post(f"{machine.urls[0]}/v1/messages", json=body, timeout=60).json()["usage"]
+    cached = chat_usage["prompt_tokens_details"]["cached_tokens"]
+    assert 0.5 * chat_usage["prompt_tokens"] < cached < chat_usage["prompt_tokens"]
+    assert usage["cache_read_input_tokens"] == cached
+    assert usage["input_tokens"] == chat_usage["prompt_tokens"] - cached
+
+
 def whole_text(machine: Machine, job: str) -> str:
     """The text of a job's log, read from its start."""
     return resume(machine.urls[0], Cut(job, [])).text

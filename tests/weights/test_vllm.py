@@ -177,6 +177,12 @@ async def test_a_prompt_that_was_read_before_needs_no_prefill(engine: VllmEngine
     assert [step.cached_tokens for step in second.steps] == [96, 0]
 
 
+async def test_it_says_how_much_its_cache_and_a_step_hold(engine: VllmEngine) -> None:
+    about = engine.capabilities
+    assert about.kv_tokens >= about.context_tokens
+    assert about.step_tokens > 0
+
+
 async def test_questions_about_text_need_no_generation(engine: VllmEngine) -> None:
     async def data(kind: Any, prompt: Any) -> dict[str, Any]:
         return (await engine.answer(Job("", "m", prompt, kind=kind)))[0].data
