@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from headrace.broker import messages
-from headrace.broker.errors import LimitReached, NoCapacity, OwnerQueueFull, QueueFull
+from headrace.broker.errors import LimitReached, NoCapacity, OwnerQueueFull, QueueFull, RequestPoisoned
 from headrace.broker.limits import Bucket, Standing
 from headrace.broker.protocol import Admission, Admitted
 from headrace.broker.settings import QueueSettings
@@ -37,6 +38,7 @@ def arguments(admission: Admission, queue: QueueSettings) -> list[str | bytes | 
         int(admission.is_kept),
         admission.prefix,
         *_limits(admission),
+        admission.digest,
     ]
 
 
@@ -65,6 +67,8 @@ def answer(said: Sequence[Any]) -> Admitted:
             return Admitted(True, last.decode(), enqueued_ms, _standing(standing))
         case [b"no_capacity"]:
             raise NoCapacity
+        case [b"poisoned", left_ms]:
+            raise RequestPoisoned(retry_after_s=math.ceil(left_ms / 1000))
         case [b"limit", whose, name, limit, retry_ms, *standing]:
             raise LimitReached.of(whose.decode(), name.decode(), limit, retry_ms, _standing(standing))
         case [b"queue_full", waiting, retry_after_s]:

@@ -6,6 +6,7 @@ HeadraceError
 │   ├── BadPosition 400                   a resume position that cannot be read
 │   ├── PreviousNotFound 400              the response to go on from is not there, or not complete
 │   ├── IdempotencyKeyReused 422
+│   ├── RequestPoisoned 422               the same request has ended as a dead letter
 │   ├── BodyTooLarge 413
 │   ├── BodyEncoded 415
 │   ├── BodyTimeout 408
@@ -100,6 +101,13 @@ class IdempotencyKeyReused(BadRequest):
     """This Idempotency-Key was used for another request."""
 
     code = "idempotency_key_reused"
+    status = 422
+
+
+class RequestPoisoned(BadRequest):
+    """This request has lost every worker that took it; send another one, or ask the operator to try it again."""
+
+    code = "request_poisoned"
     status = 422
 
 

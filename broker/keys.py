@@ -26,7 +26,7 @@ KEYS: dict[str, Key] = {
         "job:",
         "hash",
         "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, key, prefix, passed, "
-        "is_kept, is_forgotten",
+        "digest, is_kept, is_forgotten",
         "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),
@@ -54,6 +54,7 @@ KEYS: dict[str, Key] = {
         "reaped", "hash", "at: when it was last reaped, epoch ms; held: until when nothing is taken back", "kept"
     ),
     "dead": Key("dead", "zset", "dead letters: jobs that lost too many workers, by when, epoch ms", "dead letter"),
+    "poison": Key("poison:", "string", "<digest>: a request of an owner's has ended as a dead letter", "an hour"),
     "models": Key("models", "set", "models that may have waiting jobs", "kept"),
     "counter": Key("counter", "int", "start tags and serials of news", "kept"),
     "held": Key("held:", "set", "<replica>: the jobs whose lease it holds", "kept"),

@@ -5,12 +5,13 @@ Each method does what the script of its name does, in the same order, so that th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Literal, NamedTuple
 
 from headrace.broker.affinity import TOKENS_PER_BYTE, WINDOW, Candidate, choose, left_ms, seen, turns
-from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull
+from headrace.broker.errors import NoCapacity, OwnerQueueFull, QueueFull, RequestPoisoned
 from headrace.broker.keys import position
 from headrace.broker.memory_queue import MAX_SHED, Drain, Load, bounds_of, is_full, retry_after_s
 from headrace.broker.memory_state import FORGET_MS, ShardState, StoredJob, is_over, ms, next_id
@@ -66,6 +67,8 @@ class MemoryShard(ShardState):
         job, queue, now = admission.job, self._queue, self._now_ms()
         if known := self.find(job.id):
             return Admitted(False, known.last)
+        if (until := self._poisoned.get(admission.digest, now)) > now:
+            raise RequestPoisoned(retry_after_s=math.ceil((until - now) / 1000))
         if not self._is_served(job.model):
             raise NoCapacity
         self.accounts.check(admission, now)

@@ -28,6 +28,8 @@ from headrace.broker.settings import QueueSettings
 
 FORGET_MS = 10_000
 """How long readers of a job that is forgotten may still read it."""
+POISON_MS = 3_600_000
+"""How long the like of a dead letter is refused to its owner."""
 
 
 @dataclass
@@ -104,6 +106,8 @@ class ShardState:
         self.accounts = Accounts(self.find)
         self._arrived: dict[str, tuple[int, int]] = {}
         self._starts: dict[str, int] = {}
+        self._poisoned: dict[str, int] = {}
+        """Digests of requests that are refused, by until when."""
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
     def find(self, job_id: str) -> StoredJob | None:
@@ -219,6 +223,8 @@ class ShardState:
         now = self._now_ms()
         if not self._finish_unrun(stored, "failed", "too_many_deaths"):
             return
+        if stored.admission.digest:
+            self._poisoned[stored.admission.digest] = now + POISON_MS
         stored.died = now, how, worker
         stored.expires_ms = max(stored.expires_ms, now + ms(self._queue.dead_letter_ttl_s))
 

@@ -55,6 +55,8 @@ class Admission(Struct, frozen=True):
     prefix: bytes = b""
     allowance: Allowance | None = None
     """The limits of its key, if it has any; the job must then be on its owner's home shard."""
+    digest: str = ""
+    """Of the request as it came, and of its owner: if it ends as a dead letter, the like is refused for an hour."""
 
 
 class Admitted(Struct, frozen=True):

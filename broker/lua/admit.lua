@@ -1,15 +1,15 @@
 #!lua
 -- admit: store a job, open its log, queue it, enter the pod as its reader, and wake one idle replica; or refuse it.
 -- Reads and writes: job (hash), log (stream), readers (hash), queue, ages (zset), load, fair (hash), unread,
--- deadlines (zset), models (set), arrived, spent (hash), slots (zset). Reads drain (hash).
+-- deadlines (zset), models (set), arrived, spent (hash), slots (zset). Reads drain (hash), poison (string).
 -- ARGV: 1 job, 2 spec, 3 view, 4 model, 5 band, 6 pod or '', 7 grace ms (-1: never cancelled for want of readers),
 --       8 reader lease ms, 9 queue timeout ms, 10 TTL ms until its end, 11 log TTL ms, 12 max deaths,
 --       13 owner, 14 prompt tokens, 15 cost in tokens, 16 weight, 17 share of the bounds from which on batch is refused,
 --       18 to 20 bounds of the model in jobs, bytes, prompt tokens, 21 to 23 bounds of the owner, '' for none,
 --       24 max run ms, 25 '1' to keep what it asks for after its end, 26 anchors of its prompt's prefix or '', 27 '' or the
 --       limits, as msgpack: the key's id, then of the key and of its owner a list of requests a minute, tokens a minute,
---       tokens a day, jobs, streams (false: no limit), 28 '1' if it streams
--- Returns {'admitted', last id, now, requests, tokens} | {'known', last id} | {'no_capacity'}
+--       tokens a day, jobs, streams (false: no limit), 28 '1' if it streams, 29 digest of the request and its owner, or ''
+-- Returns {'admitted', last id, now, requests, tokens} | {'known', last id} | {'no_capacity'} | {'poisoned', ms left}
 --       | {'limit', 'key' or 'owner', which one, the limit, retry after ms, requests, tokens}: the last two are how the
 --       tighter of the limits stands, {limit, left, ms until it is whole again}, or {} where there is none
 --       | {'queue_full' or 'owner_queue_full', waiting jobs, retry after s}. A full queue makes room by ending batch jobs.
@@ -134,6 +134,10 @@ end
 
 if redis.call('EXISTS', K.job .. job) == 1 then return { 'known', last_id(job) or '' } end
 local now = clock()
+if ARGV[29] ~= '' then
+  local left_ms = redis.call('PTTL', K.poison .. ARGV[29])
+  if left_ms > 0 then return { 'poisoned', left_ms } end
+end
 if not is_served(model, now) then return { 'no_capacity' } end
 local cost, subjects = tonumber(ARGV[15]), {}
 if ARGV[27] ~= '' then subjects = subjects_of(cmsgpack.unpack(ARGV[27]), now) end
@@ -164,6 +168,7 @@ redis.call('HSET', K.job .. job, 'spec', ARGV[2], 'view', ARGV[3], 'model', mode
   'cost', ARGV[15], 'weight', ARGV[16], 'max_run_ms', ARGV[24])
 if ARGV[25] == '1' then redis.call('HSET', K.job .. job, 'is_kept', 1) end
 if ARGV[26] ~= '' then redis.call('HSET', K.job .. job, 'prefix', ARGV[26]) end
+if ARGV[29] ~= '' then redis.call('HSET', K.job .. job, 'digest', ARGV[29]) end
 if subjects[1] then redis.call('HSET', K.job .. job, 'key', string.sub(subjects[1].name, 3)) end
 redis.call('XADD', K.log .. job, '0-1', 'e', pack_entry(now, now, { TAG.queued, now }))
 redis.call('PEXPIRE', K.job .. job, ttl_ms)

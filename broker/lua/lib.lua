@@ -318,10 +318,13 @@ local function finish_marked(job, cause, now)
   end
 end
 
+local POISON_MS = 3600000 -- for so long the same request of the same owner is refused
+
 -- End a job that has lost too many workers, and keep it whole among the dead letters: `how` it lost the last one.
 local function bury(job, worker, how, now, dead_ttl_ms)
-  local f = redis.call('HMGET', K.job .. job, 'spec', 'log_ttl_ms')
+  local f = redis.call('HMGET', K.job .. job, 'spec', 'log_ttl_ms', 'digest')
   if not finish_unrun(job, 'failed', 'too_many_deaths', false, now) then return end
+  if f[3] then redis.call('SET', K.poison .. f[3], 1, 'PX', POISON_MS) end
   redis.call('HSET', K.job .. job, 'spec', f[1], 'died_of', how, 'died_with', worker or '')
   for _, kind in ipairs({ K.job, K.log, K.readers }) do keep(kind .. job, dead_ttl_ms) end
   redis.call('ZREMRANGEBYSCORE', K.dead, '-inf', text(now - dead_ttl_ms))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker.dead import requeue
-from headrace.broker.errors import JobNotFound, NoCapacity
+from headrace.broker.errors import JobNotFound, NoCapacity, RequestPoisoned
 from headrace.broker.protocol import Broker, Reaped
 from tests.broker.steps import (
     MakeBroker,
@@ -25,7 +25,7 @@ from tests.broker.steps import (
     tick,
     unknown_id,
 )
-from tests.support import eventually
+from tests.support import an_admission, eventually
 
 
 async def kill(broker: Broker, replica: str = "r") -> str:
@@ -265,3 +265,30 @@ async def test_the_first_secret_that_is_offered_is_everybodys(make_broker: MakeB
     broker = await make_broker(shards=2)
     assert await broker.secret(b"one") == b"one"
     assert await broker.secret(b"two") == b"one"
+
+
+# -- what is not taken again ------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_ended_as_a_dead_letter_is_refused_to_its_owner(make_broker: MakeBroker) -> None:
+    broker = await make_broker(max_deaths=1)
+    job_id = await admit(broker, digest="d" * 32)
+    await claim(broker)
+    await broker.release("r", job_id, 1, "1-0", is_death=True)
+    with pytest.raises(RequestPoisoned) as caught:
+        await admit(broker, digest="d" * 32)
+    assert 3500 < (caught.value.retry_after_s or 0) <= 3600
+    for digest in ("e" * 32, ""):
+        assert await state_of(broker, await admit(broker, digest=digest)) == "waiting"
+    assert not (await broker.admit(an_admission(job_id, digest="d" * 32))).is_new  # what is there is answered
+    assert await state_of(broker, await requeue(broker, job_id)) == "waiting"  # the operator has looked at it
+
+
+async def test_a_job_that_ends_otherwise_poisons_nothing(make_broker: MakeBroker) -> None:
+    broker = await make_broker(max_deaths=2)
+    job_id = await admit(broker, digest="d" * 32)
+    await claim(broker)
+    await broker.release("r", job_id, 1, "1-0", is_death=True)
+    await claim(broker)
+    assert await settle(broker, job_id, 2, "2-0", "failed") == "ok"
+    assert await state_of(broker, await admit(broker, digest="d" * 32)) == "waiting"
