@@ -6,6 +6,8 @@ import ipaddress
 from collections.abc import Mapping
 from typing import Literal
 
+from starlette.requests import HTTPConnection
+
 from headrace.broker.api_keys import KeySettings, Scope
 from headrace.broker.errors import Forbidden
 
@@ -16,9 +18,10 @@ _EXACT: Mapping[str, Access] = {
     "/readyz": "open",
     "/health": "open",
     "/openapi.json": "open",
+    "/ops": "open",
     "/metrics": "metrics",
 }
-_BELOW: Mapping[str, Access] = {"/ops/": "admin"}
+_BELOW: Mapping[str, Access] = {"/assets/": "open", "/ops/": "admin"}
 """Of all addresses that begin so."""
 
 _OWN = ("/v1/streams", "/v1/usage")
@@ -30,6 +33,12 @@ def access_of(path: str) -> Access:
     if path in _EXACT:
         return _EXACT[path]
     return next((access for prefix, access in _BELOW.items() if path.startswith(prefix)), "use")
+
+
+def is_page(request: HTTPConnection, path: str) -> bool:
+    """Does a browser open the front page? That is open to all; other clients are answered there as at any address."""
+    is_read = path == "/" and request.scope.get("method") == "GET"
+    return is_read and "text/html" in request.headers.get("accept", "")
 
 
 def check(key: KeySettings, access: Access, path: str) -> None:

@@ -17,7 +17,7 @@ from starlette.requests import HTTPConnection
 from starlette.routing import BaseRoute
 
 from headrace.api import hosts
-from headrace.api.access import Access, access_of, check
+from headrace.api.access import Access, access_of, check, is_page
 from headrace.broker.api_keys import KeySettings
 from headrace.broker.errors import Forbidden, HeadersTooLarge, Unauthorized
 from headrace.broker.messages import Band
@@ -40,7 +40,7 @@ async def guard(request: HTTPConnection) -> None:
         raise HeadersTooLarge(f"the headers are larger than {limit} bytes")
     hosts.check(request)
     path = path_of(request)
-    access = access_of(path)
+    access: Access = "open" if is_page(request, path) else access_of(path)
     if access == "metrics" and pod.settings.api.open_metrics:
         access = "open"
     if access != "open":

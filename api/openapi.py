@@ -124,7 +124,7 @@ def document(app: FastAPI) -> bytes:
         _for_callers(component)
     paths: dict[str, dict[str, Any]] = {}
     for route in app.state.routes:
-        if isinstance(route, APIRoute):
+        if isinstance(route, APIRoute) and route.include_in_schema:  # pages are for people
             path = route.path_format
             for method in sorted(route.methods or ()):
                 paths.setdefault(path, {})[method.lower()] = _operation(method.lower(), path, route, bodies, fields)

@@ -17,7 +17,7 @@ from headrace.api.gauges import Gauges
 from headrace.api.keyring import Keyring
 from headrace.api.pace import Pace
 from headrace.api.tracing import Tracing
-from headrace.broker import metrics, tracing
+from headrace.broker import figures, metrics, tracing
 from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
@@ -69,6 +69,7 @@ class Pod:
         self._secret = secrets.token_bytes(32)
         self._secret_until = 0.0
         self._is_open = False
+        self._recorder = figures.Recorder()
         self._down_since: float | None = None
         self._outage = Outage(log, "broker_down", "the broker is down")
         self._is_well = asyncio.Event()
@@ -162,7 +163,13 @@ class Pod:
             self.tail.fail_all(error)
 
     def _about(self) -> dict[str, str | int]:
-        return {"host": socket.gethostname(), "pid": os.getpid(), "url": self.url, "streams": len(self.beats)}
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "url": self.url,
+            "streams": len(self.beats),
+            **self._recorder.publish(time.monotonic(), figures.of_pod()),
+        }
 
     async def _beat(self) -> None:
         while True:

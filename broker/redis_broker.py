@@ -335,7 +335,10 @@ class RedisBroker:
         one = "replica" if kind == "replicas" else "pod"
         async with self._at(0) as node:
             ids = [found.decode() for found in await node.redis.zrange(keys.key(kind, 0), 0, -1)]
-            rows = [await node.redis.hgetall(keys.key(one, 0, each)) for each in ids]
+            async with node.redis.pipeline(transaction=False) as pipe:
+                for each in ids:
+                    pipe.hgetall(keys.key(one, 0, each))
+                rows = await pipe.execute()
         about = ({name.decode(): value.decode() for name, value in row.items()} for row in rows)
         return {each: row for each, row in zip(ids, about, strict=True) if row}
 

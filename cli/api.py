@@ -6,6 +6,7 @@ import socket
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from headrace.broker import logs
 from headrace.cli import options
@@ -18,11 +19,13 @@ def command(
     ] = None,
     insecure: options.Insecure = False,
     fd: Annotated[int | None, typer.Option(hidden=True, help="A bound socket, inherited from `serve`.")] = None,
+    origin: Annotated[list[str] | None, typer.Option(hidden=True, help="One more of api.origins.")] = None,
 ) -> None:
     """Run one API pod. It needs a broker: a running `headrace serve` on the same data folder, or redis.url."""
     from headrace.api import exposure, server
 
     settings = options.let_in(options.read(config), insecure)
+    settings = replace(settings, api=replace(settings.api, origins=[*settings.api.origins, *(origin or [])]))
     logs.configure(settings.log_level, settings.log_format)
     if fd is None:  # else `serve` has looked
         options.with_broker(config, lambda broker: exposure.check(settings, broker))

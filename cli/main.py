@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
-from headrace.cli import api, audit, bench, chat, cluster, jobs, keys, serve, simulate, status, usage, worker
+from headrace.cli import api, audit, bench, chat, cluster, jobs, keys, serve, simulate, status, top, usage, worker
 
 app = typer.Typer(
     name="headrace",
@@ -26,6 +26,7 @@ app.command("chat")(chat.command)
 app.command("bench")(bench.command)
 app.command("simulate")(simulate.command)
 app.command("status")(status.command)
+app.command("top")(top.command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(audit.command)

@@ -128,10 +128,11 @@ class _Serve:
 
     def _start_children(self, listeners: list[socket.socket]) -> None:
         config = ["--config", str(self._config.resolve())] if self._config else []
+        origins = [f"--origin={origin}" for origin in self._origins()]
         self._children = [
             Child(
                 f"pod {listener.getsockname()[1]}",
-                ["api", "--fd", str(listener.fileno()), *config],
+                ["api", "--fd", str(listener.fileno()), *origins, *config],
                 [listener.fileno()],
             )
             for listener in listeners
@@ -139,6 +140,12 @@ class _Serve:
         self._children.append(Child("cluster", ["cluster", *config], on_line=self._on_cluster_line))
         for child in self._children:
             child.start()
+
+    def _origins(self) -> list[str]:
+        """Pages of one pod may go on at another, as the playground does; on this machine, whatever it is called."""
+        if len(self._ports) == 1 or self._settings.api.host not in ("127.0.0.1", "localhost"):
+            return []
+        return [f"http://{host}:{port}" for host in ("127.0.0.1", "localhost") for port in self._ports]
 
     def _on_cluster_line(self, line: bytes) -> None:
         try:

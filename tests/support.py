@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.broker import keys
+from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.messages import Band, Chat, Job, Message, Text, View
 from headrace.broker.protocol import Admission
 
@@ -43,3 +45,15 @@ def an_admission(
 
 def a_text_job(text: str) -> Job:
     return Job(keys.new_job_id(1), "m", Text(text))
+
+
+@contextlib.contextmanager
+def own_server(folder: str) -> Iterator[str]:
+    """A server of its own in this folder, for what runs beside other tests; its address."""
+    with asyncio.Runner() as runner:
+        server = EmbeddedServer(folder)
+        runner.run(server.start())
+        try:
+            yield server.url
+        finally:
+            runner.run(server.stop())

@@ -9,10 +9,11 @@ import os
 import random
 import secrets
 import socket
+import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
-from headrace.broker import metrics, tracing
+from headrace.broker import figures, metrics, tracing
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.models import Model, service_levels
 from headrace.broker.outage import Outage
@@ -79,6 +80,7 @@ class Worker:
         self._is_claiming = False
         self._state = "starting"
         self._startup = Startup(model.name, lambda *_: None)
+        self._recorder = figures.Recorder()
         self._tasks: list[asyncio.Task[None]] = []
         self._job_tasks: set[asyncio.Task[None]] = set()
         self._failure: EngineFailed | None = None
@@ -324,6 +326,7 @@ class Worker:
             **self._measures.take(self._runs.values()),
             **self._engine.capabilities.about(),
             **totals(self._model.name, self._levels.ttft_s),
+            **self._recorder.publish(time.monotonic(), figures.of_replica(self._model.name)),
         }
         await self._broker.present("replicas", self.id, self._model.name, about)
 

@@ -14,6 +14,8 @@ from headrace.api.routes import (
     ollama_models,
     openai,
     operations,
+    ops,
+    pages,
     plain,
     responses,
     streams,
@@ -33,4 +35,6 @@ ROUTERS: tuple[Callable[[Pod], APIRouter], ...] = (
     streams.router,
     usage.router,
     operations.router,
+    ops.router,
+    pages.router,
 )

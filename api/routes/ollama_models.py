@@ -21,6 +21,8 @@ API_LEVEL = "0.12.6"
 _CHANGES = ("/pull", "/push", "/create", "/copy")
 
 
+RUNNING = "Ollama is running"
+
 _show = msgspec.json.Decoder(ShowRequest)
 
 
@@ -28,9 +30,10 @@ def router(pod: Pod) -> APIRouter:
     """What there is."""
     routes = APIRouter(dependencies=[GUARD])
 
-    @routes.api_route("/", methods=["GET", "HEAD"])
+    @routes.head("/")
     async def root(request: Request) -> Response:
-        return PlainTextResponse("Ollama is running")
+        """For the official client; `GET` is in `pages.py`, since browsers ask for it too."""
+        return PlainTextResponse(RUNNING)
 
     @routes.api_route("/api/version", methods=["GET", "HEAD"])
     async def version(request: Request) -> Response:

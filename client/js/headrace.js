@@ -20,8 +20,10 @@ const PASSING = new Set(["broker_down", "broker_full", "internal_error", "unavai
  *
  * `urls` are the pods' addresses, `body` the fields of OpenAI's chat route. Leaving the loop or aborting `signal`
  * cancels the job. Throws HeadraceError, or `signal`'s reason; after `giveUpMs` without a byte, the last error.
+ * `fetch` stands in for the platform's, for who wants to see or to break connections.
  */
-export async function* chat(urls, body, { apiKey, signal, giveUpMs = 60_000, silenceMs = 60_000, onReconnect } = {}) {
+export async function* chat(urls, body, options = {}) {
+  const { apiKey, signal, giveUpMs = 60_000, silenceMs = 60_000, onReconnect, fetch = globalThis.fetch } = options;
   const headers = { "X-On-Disconnect": String(Math.min(giveUpMs / 1000, 86_400)) };
   if (apiKey) headers.Authorization = `Bearer ${apiKey}`;
   const key = Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0"));
@@ -107,7 +109,7 @@ async function abandon(urls, job, request, headers) {
 }
 
 /** Server-sent events; one without `data` for what has none, such as a heartbeat. Throws if the body just ends. */
-async function* events(body) {
+export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   try {
     for (let rest = "", event = {}; ; ) {
