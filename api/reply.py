@@ -63,6 +63,8 @@ class Subject:
         """What the response says beside what every one does."""
         self.is_resume = False
         """Its reader has come back, or is another one."""
+        self.resumes = 0
+        """How many readers the job has had after its first, up to this one."""
         self.status: int | None = None
         """What its response began with; None if there is none, or not over HTTP."""
         self.started_at = self.received_at = time.monotonic()

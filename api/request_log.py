@@ -39,6 +39,7 @@ def ended(subject: Subject, outcome: str) -> None:
         "stream": view.stream,
         "resumed": subject.is_resume or None,
         "replayed": subject.is_replay or None,
+        "resumes": subject.resumes,
         "duration_ms": round(duration_ms, 1),
         **_stages(subject.stages),
     }

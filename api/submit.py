@@ -180,7 +180,7 @@ async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, 
     subject = Subject(
         pod, job_id, view, BY_NAME[view.format], requests.route_of(request), _asked_grace_ms(request), coalesce_s
     )
-    _traced(request, _of(request, subject)).is_replay = True
+    _traced(request, _of(request, subject)).is_replay, subject.resumes = True, status.resumes + 1
     if is_unread:
         subject.count("accepted")
     return Place(subject, reader)
@@ -235,7 +235,7 @@ async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | 
     metrics.RESUMES.labels("ok").inc()
     log.debug("job %s resumed", job_id, extra={"event": "job_resumed", "request_id": job_id})
     subject = _of(request, Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s))
-    _traced(request, subject).is_resume = True
+    _traced(request, subject).is_resume, subject.resumes = True, status.resumes + 1
     return Place(subject, reader, cut)
 
 

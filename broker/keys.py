@@ -26,7 +26,7 @@ KEYS: dict[str, Key] = {
         "job:",
         "hash",
         "spec, view, place, attempt, deaths, worker, cancel, policy, times, history, usage, key, prefix, passed, "
-        "digest, is_kept, is_forgotten",
+        "digest, is_kept, is_forgotten, resumes",
         "job",
     ),
     "log": Key("log:", "stream", "the token log; entries <attempt>-<n>, opened with 0-1 Queued", "job"),

@@ -2,8 +2,8 @@
 
 Called by entry points only. A line has a stable `event` word, a sentence, and the fields that its caller put into
 `extra`; `request_id` among them is the job's id, as in `X-Request-Id`. At `info` and above no line shows anything that
-a user wrote: the message of an exception that is not ours may quote it, so of what fails in a request only the kind
-and the stack are shown, and the message at `debug`.
+a user wrote: the message of an exception may quote it, so of what fails in a request, or in a library that tells of it
+itself, only the kind and the stack are shown, and the message at `debug`.
 """
 
 from __future__ import annotations
@@ -61,12 +61,18 @@ class _Lines(logging.Formatter):
         super().__init__()
         self._is_open = is_open
 
+    def _said(self, record: logging.LogRecord) -> str:
+        message = record.getMessage()
+        if record.name == "asyncio" and not self._is_open:
+            return message.partition("\n")[0]  # what follows are tasks and handles, with what their exceptions say
+        return message
+
     def _error(self, record: logging.LogRecord) -> str:
-        """The traceback of a record, or nothing; of one about a request, without what the exceptions say."""
+        """The traceback of a record, or nothing; without what the exceptions say if it may be about a request."""
         error = record.exc_info[1] if record.exc_info else None
         if error is None:
             return ""
-        if self._is_open or "request_id" not in record.__dict__:
+        if self._is_open or (record.name.startswith(_OURS) and "request_id" not in record.__dict__):
             return "".join(traceback.format_exception(error)).rstrip()
         return "\n".join(_closed(error, set())).rstrip()
 
@@ -79,7 +85,7 @@ def _closed(error: BaseException, seen: set[int]) -> Iterator[str]:
         yield from _closed(before, seen)
         yield "\nwhich led to:\n"
     yield "".join(traceback.format_tb(error.__traceback__)).rstrip()
-    is_known = isinstance(error, HeadraceError | OSError)
+    is_known = isinstance(error, OSError) or (isinstance(error, HeadraceError) and error.status >= 500)
     yield f"{type(error).__qualname__}: {error if is_known else '(its message is shown at log_level debug)'}"
     for member in error.exceptions if isinstance(error, BaseExceptionGroup) else ():
         yield from _closed(member, seen)
@@ -90,7 +96,7 @@ class TextLines(_Lines):
 
     def format(self, record: logging.LogRecord) -> str:
         event = record.__dict__.get("event", "-")
-        line = f"{self.formatTime(record)} {record.levelname:<7} {event:<16} {record.getMessage()}"
+        line = f"{self.formatTime(record)} {record.levelname:<7} {event:<16} {self._said(record)}"
         line += "".join(f" {key}={_plain(value)}" for key, value in fields_of(record).items())
         error = self._error(record)
         return line.translate(_CONTROL) + (f"\n{error}" if error else "")
@@ -111,7 +117,7 @@ class JsonLines(_Lines):
             "at": f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "event": record.__dict__.get("event", "-"),
-            "message": record.getMessage(),
+            "message": self._said(record),
             "logger": record.name,
             **fields_of(record),
         }

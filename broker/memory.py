@@ -97,8 +97,8 @@ class MemoryBroker:
     async def cancel(self, job_id: str, cause: str) -> CancelState:
         return self._of(job_id).cancel(job_id, cause)
 
-    async def watch(self, pod: str, job_ids: Sequence[str]) -> list[bool]:
-        return [self._of(job_id).watch(pod, job_id) for job_id in job_ids]
+    async def watch(self, pod: str, job_ids: Sequence[str], *, is_return: bool = False) -> list[bool]:
+        return [self._of(job_id).watch(pod, job_id, is_return=is_return) for job_id in job_ids]
 
     async def unwatch(self, pod: str, leaving: Mapping[str, int | None]) -> None:
         for job_id, grace_ms in leaving.items():

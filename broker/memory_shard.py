@@ -272,10 +272,11 @@ class MemoryShard(ShardState):
 
     # -- readers --------------------------------------------------------------------------------------------------
 
-    def watch(self, pod: str, job_id: str) -> bool:
+    def watch(self, pod: str, job_id: str, *, is_return: bool = False) -> bool:
         stored, now, lease_ms = self.find(job_id), self._now_ms(), ms(self._queue.reader_lease_s)
         if stored is None:
             return False
+        stored.resumes += is_return
         is_new = pod not in stored.readers
         stored.readers[pod] = now + lease_ms
         if stored.ended:
@@ -342,7 +343,8 @@ class MemoryShard(ShardState):
             return None
         ahead = list(self._waiting(stored.model)).index(stored) if stored.place else None
         state = stored.ended or ("waiting" if stored.place else "running")
-        return JobStatus(stored.admission.view, state, stored.last, stored.attempt, ahead, stored.deaths)
+        view, attempt, deaths = stored.admission.view, stored.attempt, stored.deaths
+        return JobStatus(view, state, stored.last, attempt, ahead, deaths, stored.resumes)
 
     def dead_letters(self, count: int) -> list[DeadLetter]:
         found = [letter for stored in self._live() if (letter := _letter(stored))]

@@ -61,6 +61,8 @@ class StoredJob:
 
     passed: int = 0
     """How often jobs of equal rank have overtaken it."""
+    resumes: int = 0
+    """Readers that came after its first."""
     is_kept: bool = False
     is_forgotten: bool = False
 

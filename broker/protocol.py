@@ -192,7 +192,8 @@ class ModelStats(Struct, frozen=True):
 
 
 class JobStatus(Struct, frozen=True):
-    """One job now; `ahead` counts the jobs before it in the queue, None if it does not wait."""
+    """One job now; `ahead` counts the jobs before it in the queue, None if it does not wait; `resumes` the readers that
+    came after its first."""
 
     view: View
     state: Literal["waiting", "running", "done", "cancelled", "failed"]
@@ -200,6 +201,7 @@ class JobStatus(Struct, frozen=True):
     attempt: int
     ahead: int | None
     deaths: int
+    resumes: int = 0
 
 
 class DeadLetter(Struct, frozen=True):
@@ -280,8 +282,11 @@ class Broker(Protocol):
 
     async def cancel(self, job_id: str, cause: str) -> Literal["waiting", "running", "ended", "unknown"]: ...
 
-    async def watch(self, pod: str, job_ids: Sequence[str]) -> list[bool]:
-        """Open or renew reading leases; False for each job that is not there."""
+    async def watch(self, pod: str, job_ids: Sequence[str], *, is_return: bool = False) -> list[bool]:
+        """Open or renew reading leases; False for each job that is not there.
+
+        `is_return`: a reader has come to each of them that is not its first; `status` counts those.
+        """
         ...
 
     async def unwatch(self, pod: str, leaving: Mapping[str, int | None]) -> None:

@@ -167,10 +167,10 @@ class RedisBroker:
         answer = await self._run("cancel", keys.shard_of(job_id), job_id, cause)
         return cast(Literal["waiting", "running", "ended", "unknown"], answer.decode())
 
-    async def watch(self, pod: str, job_ids: Sequence[str]) -> list[bool]:
+    async def watch(self, pod: str, job_ids: Sequence[str], *, is_return: bool = False) -> list[bool]:
         found: dict[str, bool] = {}
         for shard, ids in _by_shard(job_ids).items():
-            states = await self._run("watch", shard, pod, _ms(self._queue.reader_lease_s), *ids)
+            states = await self._run("watch", shard, pod, _ms(self._queue.reader_lease_s), str(int(is_return)), *ids)
             found.update(zip(ids, (state == b"ok" for state in states), strict=True))
         return [found[job_id] for job_id in job_ids]
 
@@ -188,7 +188,7 @@ class RedisBroker:
         row = await self._run("status", keys.shard_of(job_id), job_id, owner or "")
         if not row:
             return None
-        view, state, last, attempt, ahead, deaths = row
+        view, state, last, attempt, ahead, deaths, resumes = row
         return JobStatus(
             messages.decode_view(view),
             state.decode(),
@@ -196,6 +196,7 @@ class RedisBroker:
             int(attempt),
             ahead if ahead >= 0 else None,
             int(deaths),
+            int(resumes),
         )
 
     async def job(self, job_id: str) -> Job | None:

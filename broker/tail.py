@@ -261,7 +261,7 @@ class Tail:
         reader = self.open(job_id, START)
         try:
             async with self._leases:
-                found = await self.broker.watch(self.pod, [job_id])
+                found = await self.broker.watch(self.pod, [job_id], is_return=True)
         except BaseException:
             self.close_reader(reader, None)
             raise

@@ -15,6 +15,7 @@ import pytest
 
 from headrace.broker import logs
 from headrace.broker.models import ScriptedModel
+from headrace.broker.protocol import Admission
 from headrace.broker.settings import KeySettings
 from headrace.workers.engines.protocol import Generation, Run, Step
 from headrace.workers.engines.scripted import ScriptedEngine
@@ -72,7 +73,7 @@ async def test_the_line_of_a_stream(deploy: Deploy, said: Lines) -> None:
         "request_id": answer.headers["x-request-id"], "user_request_id": "order-7",
         "route": "/v1/chat/completions", "format": "openai.chat", "model": "scripted", "owner": "anonymous",
         "priority": "batch", "outcome": "ok", "status": 200, "stream": True,
-        "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 5, "attempts": 1,
+        "prompt_tokens": 1, "cached_tokens": 0, "completion_tokens": 5, "attempts": 1, "resumes": 0,
     }  # fmt: skip
 
 
@@ -80,9 +81,11 @@ async def test_an_answer_in_one_piece_and_a_resume_have_lines(deploy: Deploy, sa
     up = await deploy(pods=2)
     answer = await up.post(max_tokens=3)
     job = answer.headers["x-request-id"]
-    await up.resume(job, pod=1)
-    first, second = await said.requests(2)
+    for pod in (1, 0):
+        await up.resume(job, pod=pod)
+    first, second, third = await said.requests(3)
     assert (first["stream"], first["completion_tokens"], first.get("resumed")) == (False, 3, None)
+    assert [line["resumes"] for line in (first, second, third)] == [0, 1, 2]
     assert (second["route"], second["resumed"], second["completion_tokens"]) == ("/v1/streams/{job}", True, 3)
     assert first["request_id"] == second["request_id"] == job
 
@@ -139,6 +142,25 @@ async def test_no_line_at_info_or_above_shows_a_prompt(
     failures = said.of("job_failed")
     assert len(failures) == (3 if engine is SayingEngine else 0)
     assert all("ValueError" in line["error"] and line["request_id"] for line in failures)
+
+
+async def test_a_bug_in_a_pod_is_told_twice_and_what_it_says_never(
+    deploy: Deploy, said: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By us, and by the server, to which it goes on."""
+    up = await deploy()
+
+    async def admit(admission: Admission) -> None:
+        raise ValueError(f"cannot admit {admission.job.prompt}")
+
+    monkeypatch.setattr(up.state().broker, "admit", admit)
+    answer = await up.post(messages=[{"role": "user", "content": SECRET}], headers={"x-request-id": "order-7"})
+    assert answer.status == 500
+    [line] = await said.requests(1)
+    assert (line["outcome"], line["status"], line["user_request_id"]) == ("internal_error", 500, "order-7")
+    await eventually(lambda: said.text.count("ValueError: (its message") == 2)
+    assert SECRET not in said.text
+    assert said.of("request_failed")[0]["request_id"] == "order-7"
 
 
 async def test_a_lost_worker_is_one_line_and_two_attempts(deploy: Deploy, said: Lines) -> None:

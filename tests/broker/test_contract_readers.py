@@ -32,6 +32,22 @@ async def test_watch_says_which_jobs_are_there(broker: Broker) -> None:
     assert await broker.watch("p", [waiting, unknown_id(), ended]) == [True, False, True]
 
 
+async def test_readers_that_came_after_the_first_are_counted(broker: Broker) -> None:
+    job_id = await admit(broker, pod="p1")
+
+    async def resumes() -> int:
+        status = await broker.status(job_id)
+        assert status is not None
+        return status.resumes
+
+    await broker.watch("p1", [job_id])
+    assert await resumes() == 0
+    await broker.watch("p1", [job_id], is_return=True)
+    await broker.watch("p2", [job_id], is_return=True)
+    await broker.watch("p2", [job_id])
+    assert await resumes() == 2
+
+
 async def test_a_watch_goes_to_every_shard(make_broker: MakeBroker) -> None:
     broker = await make_broker(shards=3)
     absent = "0002" + unknown_id()[4:]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import io
 import json
 import logging
@@ -20,12 +22,13 @@ PROMPT = "SECRET"
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where the loggers below `headrace` write, once `configure` was called; as it was after the test."""
-    logger = logging.getLogger("headrace")
-    before = logger.handlers[:], logger.level, logger.propagate
+    """Where loggers write, once `configure` was called; they are as they were after the test."""
+    loggers = [logging.getLogger(name) for name in ("headrace", "asyncio")]
+    before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield io.StringIO()
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
+    for logger, handlers, level, propagate in before:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:
@@ -100,6 +103,21 @@ def test_at_debug_and_of_what_is_no_request_everything_is_shown(
     logs.configure(level, "json", name="headrace", stream=stream)
     fail(request_id)
     assert f"it was {PROMPT}" in lines(stream)[-1]["error"]
+
+
+async def test_tasks_that_nobody_awaited_say_no_more_than_their_kind(stream: io.StringIO) -> None:
+    logs.configure("info", "json", name="asyncio", stream=stream)
+
+    async def fails() -> None:
+        raise ValueError(f"it was {PROMPT}")
+
+    task = asyncio.create_task(fails())
+    await asyncio.wait([task])
+    del task
+    gc.collect()
+    [line] = lines(stream)
+    assert line["message"] == "Task exception was never retrieved"
+    assert "ValueError" in line["error"] and PROMPT not in stream.getvalue()
 
 
 def test_objects_of_other_libraries_stay_out(stream: io.StringIO) -> None:
