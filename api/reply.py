@@ -67,7 +67,8 @@ class Subject:
         """How many readers the job has had after its first, up to this one."""
         self.status: int | None = None
         """What its response began with; None if there is none, or not over HTTP."""
-        self.started_at = self.received_at = time.monotonic()
+        self.started_at = self.received_at = self.made_at = time.monotonic()
+        """When the request was here whole, when its first byte was, and when it had come to its job."""
         self.began_at: float | None = None
         """When its response began."""
         self.stages = Stages()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -21,9 +22,9 @@ from headrace.api.connection import Connection
 from headrace.api.lingering import Meter, Unread, linger
 from headrace.api.wire import BY_NAME
 from headrace.broker import addresses
-from headrace.broker.errors import BadRequest, ConfigError, HeadersTooLarge, HeadraceError
+from headrace.broker.errors import BadRequest, ConfigError, HeadersTimeout, HeadersTooLarge, HeadraceError
 from headrace.broker.protocol import Broker
-from headrace.broker.settings import Settings
+from headrace.broker.settings import ApiSettings, Settings
 from headrace.broker.tasks import loop_factory
 
 _handshakes = logging.getLogger(f"{__name__}.handshakes")
@@ -58,9 +59,12 @@ class PodConnection(Connection):
 class PodProtocol(HttpToolsProtocol):
     """HTTP as uvicorn reads it, and what it leaves open: half-closed connections, heads without end, unread bodies."""
 
-    def __init__(self, *args: Any, max_header_bytes: int = 65_536, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, limits: ApiSettings, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._max_head_bytes = max_header_bytes
+        self._max_head_bytes = limits.max_header_bytes
+        self._head_timeout_s = limits.header_timeout_s
+        self._head_since: float | None = time.monotonic()
+        """Since when the head of a request, or a first request, is waited for; None while neither is."""
         self._meter = Meter()
         self._is_in_head = False
         self._is_lingering = False
@@ -91,7 +95,7 @@ class PodProtocol(HttpToolsProtocol):
                 self._refuse(HeadersTooLarge())
 
     def on_message_begin(self) -> None:
-        self._is_in_head = True
+        self._is_in_head, self._head_since = True, time.monotonic()
         self._meter = Meter()
         super().on_message_begin()
         PodConnection(self).enter(self.scope)
@@ -107,7 +111,7 @@ class PodProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._is_in_head = False
+        self._is_in_head, self._head_since = False, None
         super().on_headers_complete()
         cycle: Any = self.cycle
         if cycle is not None and cycle.scope is self.scope:
@@ -123,6 +127,18 @@ class PodProtocol(HttpToolsProtocol):
         if self.cycle is not None:
             self.cycle.transport = self.transport
         super().on_message_complete()
+
+    def check_head(self, now: float) -> None:
+        """Called once a second: a head that has not come in time is refused; who has asked nothing is hung up on.
+
+        One that is begun while an answer is under way has time until that is over.
+        """
+        if self._is_lingering or self._head_since is None or now - self._head_since <= self._head_timeout_s:
+            return
+        if not self._is_in_head:
+            self.transport.close()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._refuse(HeadersTimeout(f"the headers did not arrive within {self._head_timeout_s:g} s"))
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -232,7 +248,7 @@ def bind(settings: Settings, port: int) -> socket.socket:
 
 def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
     """How uvicorn carries a pod."""
-    protocol: Any = partial(PodProtocol, max_header_bytes=settings.api.max_header_bytes)
+    protocol: Any = partial(PodProtocol, limits=settings.api)
     return uvicorn.Config(
         Carrier(app),
         http=protocol,
@@ -253,6 +269,15 @@ def configure(settings: Settings, app: FastAPI) -> uvicorn.Config:
 
 class Server(uvicorn.Server):
     """uvicorn's, which leaves connections open whose client does not take what was written: the loop waits for them."""
+
+    async def on_tick(self, counter: int) -> bool:
+        """uvicorn calls it ten times a second."""
+        if counter % 10 == 0:
+            now = time.monotonic()
+            for connection in list(self.server_state.connections):
+                if isinstance(connection, PodProtocol):
+                    connection.check_head(now)
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         self.config.app.state.pod.drain()  # type: ignore[union-attr]  # `configure` gives it an application

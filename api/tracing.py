@@ -40,10 +40,10 @@ class Trace:
         """The response is over."""
         status, now = subject.status, _Clock()
         admission = "join" if subject.is_replay else "resume" if subject.is_resume else "admit"
-        self._tell(admission, now.ns(subject.received_at), now.ns(subject.started_at))
+        self._tell(admission, now.ns(subject.received_at), now.ns(subject.made_at))
         stages = subject.stages
         if stages.ended is not None and not stages.attempts:  # no replica knows that it waited
-            self._tell("queue", now.ns(subject.started_at), now.end_ns)
+            self._tell("queue", now.ns(subject.made_at), now.end_ns)
         if subject.began_at is not None:
             self._tell("relay", now.ns(subject.began_at), now.end_ns)
         usage = stages.ended.usage if stages.ended is not None else None

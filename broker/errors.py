@@ -10,6 +10,7 @@ HeadraceError
 │   ├── BodyTooLarge 413
 │   ├── BodyEncoded 415
 │   ├── BodyTimeout 408
+│   ├── HeadersTimeout 408
 │   └── HeadersTooLarge 431
 ├── Unauthorized 401
 ├── Forbidden 403                         the key may not do this
@@ -137,6 +138,13 @@ class HeadersTooLarge(BadRequest):
 
     code = "headers_too_large"
     status = 431
+
+
+class HeadersTimeout(BadRequest):
+    """The request headers did not arrive in time."""
+
+    code = "headers_timeout"
+    status = 408
 
 
 class Unauthorized(HeadraceError):

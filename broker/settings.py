@@ -85,6 +85,8 @@ class ApiSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The status line waits this long, at most, for the worker to accept the prompt."""
     max_body_bytes: int = 4 * 1024 * 1024
     max_header_bytes: int = 32 * 1024
+    header_timeout_s: float = 30.0
+    """A request's headers must be whole so long after their first byte, and a connection must ask something."""
     body_timeout_s: float = 30.0
     max_depth: int = 64
     max_messages: int = 4096
