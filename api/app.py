@@ -81,7 +81,7 @@ async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
     request_log.refused(request, error, status)
     pod: Pod = request.app.state.pod
     if pod.tracing is not None and (trace := pod.tracing.begin(pod.tracing.parent(request))):
-        trace.refuse(request, request_log.route_of(request), error, status)
+        trace.refuse(request, requests.route_of(request), error, status)
     response = Response(form.error_body(error), status, headers=headers, media_type="application/json")
     if isinstance(request, WebSocket):
         await request.send_denial_response(response)

@@ -65,21 +65,16 @@ def refused(connection: HTTPConnection, error: HeadraceError, status: int) -> No
     """A request that came to no job, or to none of its own."""
     if not log.isEnabledFor(logging.INFO):
         return
-    received_at = Connection.of(connection.scope).received_at
+    route, received_at = requests.route_of(connection), Connection.of(connection.scope).received_at
     fields = {
         "request_id": error.job_id or None,
         "user_request_id": requests.user_request_id(connection),
-        "route": route_of(connection) or connection.url.path[:_PATH_CHARS],
+        "route": route if route != "other" else connection.url.path[:_PATH_CHARS],
         "outcome": error.code,
         "status": status,
         "duration_ms": round((time.monotonic() - received_at) * 1000, 1),
     }
     _say(error.code, fields)
-
-
-def route_of(connection: HTTPConnection) -> str:
-    """The address as the route has it, without what stands in its place; empty if there is no such route."""
-    return str(getattr(connection.scope.get("route"), "path", ""))
 
 
 def _say(outcome: str, fields: dict[str, Any]) -> None:
