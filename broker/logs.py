@@ -99,7 +99,8 @@ class TextLines(_Lines):
         line = f"{self.formatTime(record)} {record.levelname:<7} {event:<16} {self._said(record)}"
         line += "".join(f" {key}={_plain(value)}" for key, value in fields_of(record).items())
         error = self._error(record)
-        return line.translate(_CONTROL) + (f"\n{error}" if error else "")
+        line = line if line.isprintable() else line.translate(_CONTROL)
+        return line + (f"\n{error}" if error else "")
 
 
 def _plain(value: Any) -> str:
