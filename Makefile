@@ -11,7 +11,7 @@ VLLM := .venv-vllm
 HAS_VLLM ?= $(shell $(PYTHON) -c 'import platform as p; \
 	print("yes" * (p.system() + p.machine() + p.python_version()[:5] == "Linuxx86_643.11."))')
 
-.PHONY: setup setup-vllm serve test clients check format bench lock sbom clean
+.PHONY: setup setup-vllm serve test clients check format bench dashboards lock sbom clean
 
 setup: $(VENV)/.installed
 
@@ -70,6 +70,10 @@ format: setup
 
 bench: setup
 	@exec $(BIN)/python bench/points.py $(ARGS)
+
+# What infra/observability/generator makes: rules and dashboards.
+dashboards: setup
+	$(BIN)/python -m infra.observability.generator
 
 # What is installed, with hashes and without the index's address; run it after a change of pyproject.toml.
 lock:

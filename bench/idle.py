@@ -1,7 +1,7 @@
 """What open streams cost a pod while nothing happens in them: memory, and CPU for heartbeats and leases.
 
 `python bench/idle.py --streams 10000` opens streams whose engine makes a token in a hundred seconds, waits until all
-have their first, and looks at the pod for `--seconds`.
+have their first, and looks at the pod for `--seconds`. With `--scrapes 20` Prometheus asks it so many times after that.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import asyncio
 import json
 import resource
 import sys
+import time
 from pathlib import Path
+
+import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # also when it is run by its path
 
@@ -24,9 +27,10 @@ from headrace.cli.processes import usage
 
 INTERVAL_MS = 100_000
 AT_ONCE = 100
+SCRAPE_S = 1.1
 
 
-async def main(streams: int, seconds: float) -> None:
+async def main(streams: int, seconds: float, scrapes: int) -> None:
     async with deployed(Point(streams, INTERVAL_MS)) as world:
         load = Load(streams, 2, world.ports, PATH, MODEL, 0.0)
         roles = {role: pids[0] for role, pids in world.pids().items()}
@@ -45,7 +49,22 @@ async def main(streams: int, seconds: float) -> None:
             }
             for role, pid in roles.items()
         }
+        if scrapes:
+            told["pod"]["cpu_ms_per_scrape"] = await _scraped(
+                world.ports[0], roles["pod"], scrapes, told["pod"]["cpu_ms_per_s"]
+            )
         print(json.dumps({"streams": streams, **told}))
+
+
+async def _scraped(port: int, pid: int, scrapes: int, idle_ms_per_s: float) -> float:
+    """CPU of a pod for each scrape, over what it uses anyway; far enough apart that each asks the broker too."""
+    async with httpx.AsyncClient() as http:
+        before, began = usage([pid])[pid].cpu_s, time.monotonic()
+        for _ in range(scrapes):
+            (await http.get(f"http://127.0.0.1:{port}/metrics")).raise_for_status()
+            await asyncio.sleep(SCRAPE_S)
+        used_s, took_s = usage([pid])[pid].cpu_s - before, time.monotonic() - began
+    return round((1000 * used_s - idle_ms_per_s * took_s) / scrapes, 1)
 
 
 async def _opened(load: Load, index: int) -> Seen:
@@ -66,8 +85,9 @@ if __name__ == "__main__":
     options = argparse.ArgumentParser(prog="idle", description=__doc__)
     options.add_argument("--streams", type=int, default=10_000)
     options.add_argument("--seconds", type=float, default=30.0)
+    options.add_argument("--scrapes", type=int, default=0)
     chosen = options.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(main(chosen.streams, chosen.seconds))
+        runner.run(main(chosen.streams, chosen.seconds, chosen.scrapes))

@@ -12,7 +12,7 @@ from headrace.broker.settings import Settings
 
 log = logging.getLogger(__name__)
 
-_PORTS = 32
+PORTS = 32
 """How many ports are tried, so that the replicas of one host can share a configuration."""
 
 
@@ -25,7 +25,7 @@ class MetricsServer:
         """Where Prometheus finds it, as `host:port`; empty if the settings say nowhere."""
         if port is None:
             return
-        for each in range(port, min(port + _PORTS, 65_536)) if port else (0,):
+        for each in range(port, min(port + PORTS, 65_536)) if port else (0,):
             try:
                 self._server, self._thread = start_http_server(each, host)
             except OSError:
@@ -33,7 +33,7 @@ class MetricsServer:
             self.location = addresses.location(host, self._server.server_port)
             log.info("metrics on %s", self.location, extra={"event": "metrics_served"})
             return
-        raise ConfigError(f"worker.metrics_port: none of {_PORTS} ports from {port} on is free on {host}")
+        raise ConfigError(f"worker.metrics_port: none of {PORTS} ports from {port} on is free on {host}")
 
     def close(self) -> None:
         if self.location:

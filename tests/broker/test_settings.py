@@ -169,7 +169,7 @@ def test_every_field_of_a_section_can_be_overridden(tmp_path: Path) -> None:
         for field in getattr(settings.Settings([]), section).__struct_fields__:
             default = getattr(getattr(Settings([]), section), field)
             text = "other" if default is None or isinstance(default, str | list) else str(type(default)(7))
-            text = {"batch_share": "0.7", "origins": "['https://a.org']"}.get(field, text)
+            text = {"batch_share": "0.7", "origins": "['https://a.org']", "hosts": "['a.org']"}.get(field, text)
             found = load_text(tmp_path, MODEL, **{f"HEADRACE_{section}__{field}".upper(): text})
             assert str(getattr(getattr(found, section), field)) == text
 

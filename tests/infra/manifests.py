@@ -134,9 +134,15 @@ def _lets(docs: list[Doc], way: str, own: Peer, other: Peer, port: int, protocol
 
 def _rule_lets(rule: Doc, side: str, other: Peer, port: int, protocol: str) -> bool:
     ports, peers = rule.get("ports"), rule.get(side)
-    if ports and not any(each["port"] == port and each.get("protocol", "TCP") == protocol for each in ports):
+    if ports and not any(_is_port(each, port) and each.get("protocol", "TCP") == protocol for each in ports):
         return False
     return not peers or any(_is_peer(peer, other) for peer in peers)
+
+
+def _is_port(rule: Doc, port: int) -> bool:
+    first: int = rule["port"]
+    last: int = rule.get("endPort", first)
+    return first <= port <= last
 
 
 def _is_peer(peer: Doc, other: Peer) -> bool:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -144,8 +145,10 @@ def test_composes_configuration_is_made_with_a_key_and_read_by_the_real_code(tmp
 
 def test_compose_names_services_that_are_there() -> None:
     scraped = yaml.safe_load((INFRA / "compose" / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
-    targets = {target for job in scraped for config in job["static_configs"] for target in config["targets"]}
-    assert targets == {"pod-1:8080", "pod-2:8080", "worker:9100"}
+    asked = {urlsplit(config["url"]) for job in scraped for config in job["http_sd_configs"]}
+    assert {each.path for each in asked} == {"/metrics/targets"}
+    targets = {each.netloc for each in asked}
+    assert targets == {"pod-1:8080", "pod-2:8080"}
     upstream = re.findall(r"^server (\S+)", (INFRA / "compose" / "upstream.conf").read_text("utf-8"), re.M)
     assert set(upstream) == {"pod-1:8080", "pod-2:8080"}
     assert {each.split(":")[0] for each in targets} <= COMPOSE.keys()

@@ -112,6 +112,11 @@ def test_only_ray_and_its_operator_reach_rays_ports(overlay: str) -> None:
     assert may_connect(docs, OPERATOR, RAY_HEAD, 8265)
     assert not may_connect(docs, OPERATOR, RAY_HEAD, 6379)
     assert may_connect(docs, PROMETHEUS, RAY_WORKER, 8080)
+    for port in (9099, 9132):
+        assert not may_connect(docs, PROMETHEUS, RAY_WORKER, port)
+    for port in (9100, 9131):
+        assert may_connect(docs, PROMETHEUS, RAY_WORKER, port)
+        assert not may_connect(docs, STRANGER, RAY_WORKER, port)
 
 
 @both

@@ -7,6 +7,7 @@ import warnings
 from ipaddress import IPv4Network as ip_network
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import jsonschema
@@ -19,12 +20,13 @@ from headrace.broker import settings
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.settings import Settings
 from headrace.cluster import application
+from headrace.workers import scrape
 from tests.infra.commands import parse
 from tests.infra.manifests import OVERLAYS, Doc, build, containers, named, of_kind, pods, schema_of
 from tests.infra.tools import INFRA, ROOT, VERSION
 
 CORE_GROUPS = ("v1", "apps/v1", "autoscaling/v2", "networking.k8s.io/v1", "policy/v1")
-CUSTOM = {"RayService", "PodMonitor", "PrometheusRule", "SecretStore", "ExternalSecret", "HTTPRoute"}
+CUSTOM = {"RayService", "PodMonitor", "PrometheusRule", "ScrapeConfig", "SecretStore", "ExternalSecret", "HTTPRoute"}
 URL = "redis://:secret@broker.example:6379/0"
 
 both = pytest.mark.parametrize("overlay", OVERLAYS)
@@ -207,6 +209,26 @@ def test_every_model_is_one_application_that_serve_can_build(
         deployment = built._bound_deployment
         assert deployment.init_args == (str(tmp_path / "headrace.yaml"), each.name)
         assert URL not in repr(deployment.init_args)
+
+
+@both
+def test_prometheus_is_let_in_where_replicas_listen(overlay: str, tmp_path: Path) -> None:
+    docs = build(overlay)
+    first = config(docs, tmp_path).worker.metrics_port
+    rules = named(docs, "NetworkPolicy", "ray")["spec"]["ingress"]
+    ranges = [(each["port"], each["endPort"]) for rule in rules for each in rule.get("ports", []) if "endPort" in each]
+    assert first is not None and ranges == [(first, first + scrape.PORTS - 1)]
+
+
+def test_prometheus_asks_the_pods_where_the_replicas_are() -> None:
+    docs = build("production")
+    [asked] = [
+        urlsplit(each["url"]) for each in named(docs, "ScrapeConfig", "headrace-replicas")["spec"]["httpSDConfigs"]
+    ]
+    service = named(docs, "Service", "headrace-api")
+    assert asked.path == "/metrics/targets"
+    assert asked.hostname == f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
+    assert asked.port == service["spec"]["ports"][0]["port"]
 
 
 @both

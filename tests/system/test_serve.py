@@ -20,11 +20,21 @@ def machine(make_machine: MakeMachine) -> Machine:
     return make_machine({"models": [scripted(tokens_per_s=20)], "worker": {"drain_s": 1}})
 
 
+def metrics_of_replicas(machine: Machine) -> list[int]:
+    """The status of /metrics of each replica that Ray has placed, found as Prometheus finds it."""
+    targets = httpx.get(f"{machine.urls[0]}/metrics/targets").json()
+    found = [each["targets"][0] for each in targets if each["labels"]["__meta_headrace_role"] == "replica"]
+    answers = [httpx.get(f"http://{location}/metrics") for location in found]
+    assert all('headrace_engine_slots{model="scripted"} 64.0' in answer.text for answer in answers)
+    return [answer.status_code for answer in answers]
+
+
 def test_ctrl_c_drains_everything_and_a_second_start_goes_on(machine: Machine) -> None:
     process = machine.serve()
     children = processes_below(process.pid)
     assert len(children) > 5
     first = chat(machine.urls[0], BODY, stop_after=10, headers={"X-On-Disconnect": "continue"})
+    assert metrics_of_replicas(machine) == [200]
     process.send_signal(signal.SIGINT)
     assert process.wait(40) == 0, machine.said()
     until(lambda: not alive(children), 10)
