@@ -35,7 +35,8 @@ class Seats:
     def seat(self, claim: Claim, asked_at: float | None = None) -> Seat:
         """Of a job that was asked for at this time of the loop; None: that was not measured."""
         self.held += 1
-        self.pace.owes(claim.job.id, claim.fresh_tokens)
+        if claim.job.kind == "generate":  # others are answered beside the batch
+            self.pace.owes(claim.job.id, claim.fresh_tokens)
         return Seat(self, claim.job.id, asked_at)
 
     def take(self, seat: Seat) -> bool:
