@@ -1,4 +1,4 @@
-"""A short search by coverage for bytes that break what reads them; `docs/security.md` says how to run a long one."""
+"""A short search by coverage for bytes that break what reads them; SECURITY.md says how to run a long one."""
 
 from __future__ import annotations
 
