@@ -135,7 +135,8 @@ def rate(metric: str, by: str, where: str = "") -> str:
 
 
 def as_json(made: models.Dashboard) -> str:
-    return JSONEncoder(sort_keys=True, indent=2).encode(made) + "\n"
+    text: str = JSONEncoder(sort_keys=True, indent=2).encode(made)
+    return text + "\n"
 
 
 def _target(query: Query, ref_id: str) -> prometheus.Dataquery:
