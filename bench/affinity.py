@@ -90,7 +90,7 @@ async def replay(
     requests: Sequence[Request], speed: float, replicas: int, cache_tokens: int, *, has_affinity: bool
 ) -> str:
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
-        server = EmbeddedServer(folder)
+        server = EmbeddedServer(folder, has_users=False)
         await server.start()
         broker = RedisBroker(server.url, RedisSettings(), QUEUE)
         await broker.open()

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from bench.proxy import Proxy
-from headrace.broker.embedded import EmbeddedServer, die_with_parent, socket_path
+from headrace.broker.embedded import EmbeddedServer, as_user, die_with_parent, socket_path
 from headrace.broker.errors import BrokerDown
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -105,18 +105,32 @@ class World:
         config = folder / "headrace.yaml"
         config.write_text(yaml.safe_dump(configuration(self.proxy.url, tokens_per_s)), "utf-8")
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
-        env = {**clean, "HEADRACE_DATA": str(folder)}
+
+        def env_of(user: str) -> dict[str, str]:
+            return {
+                **clean,
+                "HEADRACE_DATA": str(folder),
+                "HEADRACE_REDIS__URL": as_user(self.proxy.url, str(folder), user),
+            }
+
         self.ports = _free_ports(pods)
         self.pods = [
-            Process("pod", ["api", "--port", str(port), "--config", str(config)], folder / f"pod-{port}.log", env)
+            Process(
+                "pod",
+                ["api", "--port", str(port), "--config", str(config)],
+                folder / f"pod-{port}.log",
+                env_of("gateway"),
+            )
             for port in self.ports
         ]
         self.workers = [
-            Process("worker", ["worker", "--config", str(config)], folder / f"worker-{number}.log", env)
+            Process("worker", ["worker", "--config", str(config)], folder / f"worker-{number}.log", env_of("worker"))
             for number in range(workers)
         ]
         # its presence says that workers are wanted, also while all of them are down, and while the broker is
-        self.broker = RedisBroker(self.valkey.url, RedisSettings(timeout_s=2.0), QueueSettings(lease_s=_PRESENCE_S))
+        self.broker = RedisBroker(
+            self.valkey.url_of("scaler"), RedisSettings(timeout_s=2.0), QueueSettings(lease_s=_PRESENCE_S)
+        )
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:

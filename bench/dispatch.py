@@ -70,7 +70,7 @@ class Watched(ScriptedEngine):
 @contextlib.asynccontextmanager
 async def broker() -> AsyncIterator[tuple[RedisBroker, EmbeddedServer]]:
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
-        server = EmbeddedServer(folder)
+        server = EmbeddedServer(folder, has_users=False)
         await server.start()
         opened = RedisBroker(server.url, RedisSettings(), QUEUE)
         try:

@@ -33,7 +33,7 @@ async def entries(broker: RedisBroker, job_id: str) -> int:
 async def measure(streams: int, tokens: int, rate: float, prompt_bytes: int) -> float:
     """Bytes of the data set that so many streams left, over what was there before."""
     with tempfile.TemporaryDirectory(prefix="hr-") as folder:
-        server = EmbeddedServer(folder)
+        server = EmbeddedServer(folder, has_users=False)
         await server.start()
         broker = RedisBroker(server.url, RedisSettings(), QueueSettings())
         await broker.open()

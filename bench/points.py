@@ -35,7 +35,7 @@ class Deployment:
 
     def __init__(self, folder: Path, point: Point, pods: int, workers: int) -> None:
         self.ports = free_ports(pods)
-        self.valkey = EmbeddedServer(str(folder))
+        self.valkey = EmbeddedServer(str(folder), has_users=False)
         self._pids: dict[str, list[int]] = {}
         self._folder = folder
         self._workers = workers

@@ -15,6 +15,7 @@ from typing import Any, cast
 import hiredis
 from redis.exceptions import RedisError, ResponseError
 
+from headrace.broker import tls
 from headrace.broker.errors import BrokerDown
 from headrace.broker.nodes import Nodes
 
@@ -104,7 +105,7 @@ class Pinned:
             await self._connection.connect()
         except (TimeoutError, RedisError, OSError) as error:
             await self.leave()
-            raise BrokerDown from error
+            raise BrokerDown(tls.refusal(error) or "") from error
         self._wire = _Wire()
         self._transport = cast(asyncio.Transport, self._connection._writer.transport)
         self._transport.set_protocol(self._wire)

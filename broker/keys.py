@@ -146,6 +146,6 @@ def position(entry_id: str) -> tuple[int, int]:
 
 
 def lua_table() -> str:
-    """The same names for the scripts: `K.job .. id`, valid for the shard whose prefix is KEYS[1]."""
-    names = ", ".join(f"{kind} = KEYS[1] .. '{entry.infix}'" for kind, entry in KEYS.items())
-    return f"local K = {{ {names} }}"
+    """The same names for the functions: `K.job .. id`, valid for the shard whose prefix `at` was told last."""
+    names = ", ".join(f"{kind} = base .. '{entry.infix}'" for kind, entry in KEYS.items())
+    return f"local K = {{}}\nlocal function at(base)\n  if K.base ~= base then K = {{ base = base, {names} }} end\nend"

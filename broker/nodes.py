@@ -18,7 +18,7 @@ from redis.backoff import ConstantBackoff, NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import RedisError
 
-from headrace.broker import keys
+from headrace.broker import keys, tls
 from headrace.broker.errors import BrokerDown
 from headrace.broker.settings import RedisSettings
 
@@ -36,6 +36,7 @@ class Node:
             "protocol": 2,
             "socket_timeout": settings.timeout_s,
             "socket_connect_timeout": settings.timeout_s,
+            "driver_info": None,  # a name for CLIENT LIST, which costs two commands and a right
         }
         retry = Retry(ConstantBackoff(0.05), 2)
         self._pool = redis.BlockingConnectionPool(
@@ -61,7 +62,7 @@ class Nodes:
 
     def __init__(self, url: str, settings: RedisSettings) -> None:
         self._settings = settings
-        self._options: dict[str, Any] = dict(parse_url(url))
+        self._options: dict[str, Any] = {**parse_url(url), **tls.options(url, settings)}
         self.first = Node(self._options, settings)
         self._known: dict[Address, Node] = {}
         self._places: dict[int, Node] = {}
@@ -85,6 +86,7 @@ class Nodes:
         self._places = {}
 
     async def _ask(self) -> dict[int, Node]:
+        said: str | None = None
         async with self._asking:
             if self._places:
                 return self._places
@@ -92,12 +94,13 @@ class Nodes:
                 try:
                     rows = await node.redis.execute_command("CLUSTER SLOTS")
                     places = _places(list(_owners(rows, self._options)), self._settings.shards)
-                except (RedisError, OSError, KeyError):
+                except (RedisError, OSError, KeyError) as error:
+                    said = said or tls.refusal(error)
                     continue
                 await self._keep(set(places.values()))
                 self._places = {shard: self._known[address] for shard, address in places.items()}
                 return self._places
-        raise BrokerDown("no server says where the cluster's shards are", retry_after_s=1)
+        raise BrokerDown(said or "no server says where the cluster's shards are", retry_after_s=1)
 
     async def _keep(self, addresses: set[Address]) -> None:
         for host, port in addresses - self._known.keys():

@@ -1,26 +1,16 @@
-"""The broker on Redis or Valkey: each verb is one script on the shard of its job."""
+"""The broker on Redis or Valkey: each verb is one function on the shard of its job."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
 
-from redis.commands.core import AsyncScript
-from redis.exceptions import (
-    AskError,
-    ClusterDownError,
-    MovedError,
-    OutOfMemoryError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-    TryAgainError,
-)
+from redis.exceptions import MovedError, ReadOnlyError
 
-from headrace.broker import keys, messages, scripts
+from headrace.broker import fitness, functions, keys, messages
 from headrace.broker.admission import answer, arguments
-from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError
+from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.ledger import Ledger
 from headrace.broker.messages import Job, ScaleDecision
 from headrace.broker.nodes import Node, Nodes
@@ -42,18 +32,12 @@ from headrace.broker.protocol import (
     Tick,
     Written,
 )
+from headrace.broker.redis_errors import broker_errors
 from headrace.broker.redis_lane import Listeners, RedisLane, RedisListener
 from headrace.broker.redis_ledger import RedisLedger
 from headrace.broker.settings import QueueSettings, RedisSettings
 
-SAFE_VERSIONS: dict[str, tuple[tuple[int, ...], ...]] = {
-    "redis": ((7, 0, 15), (7, 2, 4)),
-    "valkey": ((8, 0, 1),),
-}
-"""The oldest accepted versions, per server and series; older ones lack scripts with flags or have known holes."""
-
 _REAP_LIMIT = 256
-_FULL_RETRY_S = 5
 _DOWN_RETRY_S = 1
 _SECRET_TTL_S = 30 * 86_400
 _MOVES = 3
@@ -70,23 +54,19 @@ class RedisBroker:
         self._nodes = Nodes(url, settings)
         self._is_cluster = settings.cluster
         self._must_be_safe = settings.check_version
-        self._scripts: dict[str, AsyncScript] = {
-            verb: self._nodes.first.redis.register_script(scripts.source(verb)) for verb in scripts.VERBS
-        }
 
     async def open(self) -> None:
-        with _broker_errors():
+        with broker_errors():
             mode = (await self._nodes.first.redis.info("cluster")).get("cluster_enabled", 0)
-        _check_mode(is_cluster=bool(mode), is_expected=self._is_cluster)
+        fitness.check_mode(is_cluster=bool(mode), is_expected=self._is_cluster)
         for node in await self._nodes.all():
-            with _broker_errors():
+            with broker_errors():
                 info = await node.redis.info("server")
                 memory = await node.redis.info("memory")
-                for verb in scripts.VERBS:
-                    await node.redis.script_load(scripts.source(verb))
-            _check_policy(memory)
+                await functions.bring(node.redis)
+            fitness.check_policy(memory)
             if self._must_be_safe:
-                _check_version(info)
+                fitness.check_version(info)
 
     async def close(self) -> None:
         await self._nodes.close()
@@ -94,7 +74,7 @@ class RedisBroker:
     async def ping(self) -> float:
         used = 0.0
         for node in await self._nodes.all():
-            with _broker_errors():
+            with broker_errors():
                 memory = await node.redis.info("memory")
             limit = int(memory.get("maxmemory", 0))
             used = max(used, int(memory["used_memory"]) / limit if limit else 0.0)
@@ -105,7 +85,7 @@ class RedisBroker:
         """The server of a shard; an error says that it may be another one, or not the primary, by now."""
         node = await self._nodes.of(shard)
         try:
-            with _broker_errors():
+            with broker_errors():
                 yield node
         except BrokerDown as error:
             if isinstance(error.__cause__, ReadOnlyError):
@@ -118,7 +98,7 @@ class RedisBroker:
         for _ in range(_MOVES):
             try:
                 async with self._at(shard) as node:
-                    return await self._scripts[verb](keys=[keys.base(shard)], args=list(args), client=node.redis)
+                    return await functions.call(node.redis, verb, shard, *args)
             except BrokerDown as error:
                 if not isinstance(error.__cause__, MovedError):  # which was not carried out
                     raise
@@ -373,45 +353,3 @@ def _by_shard(job_ids: Sequence[str]) -> dict[int, list[str]]:
     for job_id in job_ids:
         shards.setdefault(keys.shard_of(job_id), []).append(job_id)
     return shards
-
-
-@contextlib.contextmanager
-def _broker_errors() -> Iterator[None]:
-    """Turn what the server or the connection says into errors of ours; a script's own fault is a bug and stays."""
-    try:
-        yield
-    except OutOfMemoryError as error:
-        raise BrokerFull(retry_after_s=_FULL_RETRY_S) from error
-    except (ReadOnlyError, ClusterDownError, TryAgainError, AskError) as error:  # MovedError is an AskError
-        raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
-    except ResponseError as error:
-        if str(error).startswith(("NOREPLICAS", "MISCONF", "BUSY")):
-            raise BrokerDown(f"the broker cannot do this now: {error}", retry_after_s=_DOWN_RETRY_S) from error
-        raise
-    except (TimeoutError, RedisError, OSError) as error:
-        raise BrokerDown(retry_after_s=_DOWN_RETRY_S) from error
-
-
-def _check_mode(*, is_cluster: bool, is_expected: bool) -> None:
-    if is_cluster and not is_expected:
-        raise ConfigError("redis.cluster: False, but the server is one of a Redis Cluster; set it to true")
-    if is_expected and not is_cluster:
-        raise ConfigError("redis.cluster: True, but the server is not one of a Redis Cluster; set it to false")
-
-
-def _check_policy(memory: Mapping[str, Any]) -> None:
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if policy != "noeviction":
-        raise ConfigError(
-            f"redis: maxmemory-policy is {policy!r}: it would evict logs that are being read; set it to noeviction"
-        )
-
-
-def _check_version(info: Mapping[str, Any]) -> None:
-    name = "valkey" if "valkey_version" in info else "redis"
-    version = tuple(int(part) for part in str(info[f"{name}_version"]).split(".")[:3])
-    oldest = SAFE_VERSIONS[name]
-    same_series = [safe for safe in oldest if safe[:2] == version[:2]]
-    if version < (same_series[0] if same_series else oldest[0]):
-        wanted = ", ".join(".".join(map(str, safe)) for safe in oldest)
-        raise ConfigError(f"redis: {name} {'.'.join(map(str, version))} is too old; run one of {wanted} or newer")

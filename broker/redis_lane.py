@@ -11,7 +11,7 @@ from typing import Any, cast
 from redis.exceptions import ResponseError
 
 from headrace.broker import keys, scripts
-from headrace.broker.connection import Command, Pinned
+from headrace.broker.connection import Pinned
 from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.hints import encode_hint
 from headrace.broker.nodes import Nodes
@@ -31,14 +31,11 @@ class RedisLane:
     def __init__(self, nodes: Nodes, shard: int) -> None:
         self._pinned = Pinned(nodes, shard)
         self._shard = shard
-        self._settle_sha = ""
+        self._settle_name = scripts.function("settle")
         self._channels = keys.key("hints", shard).encode()
         self._logs = keys.key("log", shard).encode()
 
     async def exchange(self, hints: Sequence[Hint], appends: Sequence[Append], settles: Sequence[Settle]) -> Exchange:
-        if settles and not self._settle_sha:
-            [loaded] = await self._ask([("SCRIPT", "LOAD", scripts.source("settle"))])
-            self._settle_sha = loaded.decode()
         packed = [self._publish(hint) for hint in hints]
         packed += [self._append(append) for append in appends]
         packed += [self._settle(settle) for settle in settles]
@@ -67,18 +64,13 @@ class RedisLane:
         return packed + b"$1\r\nu\r\n$%d\r\n%b\r\n" % (len(usage), usage) if usage else packed
 
     def _settle(self, settle: Settle) -> bytes:
-        return self._pinned.pack(("EVALSHA", self._settle_sha, 1, keys.base(self._shard), *settle))
-
-    async def _ask(self, commands: Sequence[Command]) -> list[Any]:
-        await self._pinned.send(commands)
-        return await self._checked(len(commands))
+        return self._pinned.pack(("FCALL", self._settle_name, 1, keys.base(self._shard), *settle))
 
     async def _checked(self, count: int) -> list[Any]:
         """All answers, in which the only error is that of a fenced append; any other leaves the state unknown."""
         answers = await self._pinned.answers(count)
         for answer in answers:
             if isinstance(answer, ResponseError) and not _is_fenced(answer):
-                self._settle_sha = ""  # a server that was started again has no scripts
                 await self._pinned.leave()
                 kind = BrokerFull if str(answer).startswith("OOM") else BrokerDown
                 raise kind(f"the broker refuses to write: {answer}")

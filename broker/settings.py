@@ -39,6 +39,11 @@ class RedisSettings(Struct, frozen=True, forbid_unknown_fields=True):
     check_version: bool = True
     """Refuse servers older than those known to be safe. False is for a managed server whose provider mends what is
     unsafe without giving it a new number."""
+    tls_ca_file: str | None = None
+    """PEM file of who may vouch for a `rediss://` server; null is who the system trusts. Its name is checked always."""
+    tls_cert_file: str | None = None
+    """PEM files by which the server knows us, if it asks."""
+    tls_key_file: str | None = None
     pool_size: int = 16
     """Connections a process uses for verbs and reads, however many streams it carries."""
     timeout_s: float = 5.0

@@ -32,4 +32,4 @@ def command(
     listener = socket.socket(fileno=fd) if fd is not None else server.bind(settings, port or settings.api.port)
     if fd is None:
         typer.echo(f"headrace pod on http://{settings.api.host}:{listener.getsockname()[1]}")
-    server.run(settings, options.broker_of(settings), listener)
+    server.run(settings, options.broker_of(settings, "gateway"), listener)

@@ -17,7 +17,7 @@ _ASK_S = 0.2
 
 async def wait_ready(settings: Settings, plan: Plan, within_s: float) -> None:
     """Returns when everything is ready; raises Unavailable, which names what is not, after `within_s`."""
-    broker, deadline = options.broker_of(settings), asyncio.get_running_loop().time() + within_s
+    broker, deadline = options.broker_of(settings, "ops"), asyncio.get_running_loop().time() + within_s
     try:
         async with httpx.AsyncClient() as http:
             while missing := await _missing(broker, plan, http):

@@ -14,5 +14,5 @@ def command(config: options.Config = None) -> None:
 
     settings = options.read(config)
     logs.configure(settings.log_level, settings.log_format)
-    url = settings.redis.url or embedded.url(settings.data_dir)
-    asyncio.run(driver.run(settings, url))
+    worker, scaler = (settings.redis.url or embedded.url(settings.data_dir, user) for user in ("worker", "scaler"))
+    asyncio.run(driver.run(settings, worker, scaler))

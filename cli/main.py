@@ -9,7 +9,22 @@ from typing import Annotated
 import typer
 
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
-from headrace.cli import api, audit, bench, chat, cluster, jobs, keys, serve, simulate, status, top, usage, worker
+from headrace.cli import (
+    api,
+    audit,
+    bench,
+    chat,
+    cluster,
+    jobs,
+    keys,
+    redis,
+    serve,
+    simulate,
+    status,
+    top,
+    usage,
+    worker,
+)
 
 app = typer.Typer(
     name="headrace",
@@ -27,6 +42,8 @@ app.command("bench")(bench.command)
 app.command("simulate")(simulate.command)
 app.command("status")(status.command)
 app.command("top")(top.command)
+app.command("redis-acl")(redis.acl_command)
+app.command("redis-functions")(redis.functions_command)
 app.add_typer(jobs.app, name="jobs")
 app.add_typer(keys.app, name="keys")
 app.command("audit")(audit.command)

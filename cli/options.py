@@ -45,9 +45,9 @@ def let_in(settings: Settings, insecure: bool) -> Settings:
     return structs.replace(settings, api=structs.replace(settings.api, insecure=True))
 
 
-def broker_of(read_settings: Settings) -> RedisBroker:
-    """The broker that this configuration means, not connected yet."""
-    url = read_settings.redis.url or embedded.url(read_settings.data_dir)
+def broker_of(read_settings: Settings, user: str) -> RedisBroker:
+    """The broker that this configuration means, not connected yet; `user` is who we are to an embedded one."""
+    url = read_settings.redis.url or embedded.url(read_settings.data_dir, user)
     return RedisBroker(url, read_settings.redis, read_settings.queue)
 
 
@@ -55,7 +55,7 @@ def with_broker(config: Path | None, ask: Callable[[Broker], Awaitable[T]]) -> T
     """Ask the broker of a configuration something, and answer that."""
 
     async def run() -> T:
-        broker = broker_of(read(config))
+        broker = broker_of(read(config), "ops")
         try:
             return await ask(broker)
         finally:

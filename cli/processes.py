@@ -38,7 +38,7 @@ async def processes(settings: Settings) -> list[Process]:
     found: list[Process] = []
     if settings.redis.url is None:
         found.append({"role": "broker", "pid": await _embedded_pid(settings)})
-    broker, host = options.broker_of(settings), socket.gethostname()
+    broker, host = options.broker_of(settings, "ops"), socket.gethostname()
     try:
         for row in (await broker.listing("pods")).values():
             if row.get("host") == host:
@@ -70,7 +70,7 @@ def _usage(pid: int) -> Usage | None:
 
 
 async def _embedded_pid(settings: Settings) -> int:
-    async with redis.Redis.from_url(embedded.url(settings.data_dir), protocol=2) as client:
+    async with redis.Redis.from_url(embedded.url(settings.data_dir, "ops"), protocol=2) as client:
         try:
             return int((await client.info("server"))["process_id"])
         except (RedisError, OSError) as error:

@@ -96,7 +96,7 @@ class _Serve:
     async def _check_exposure(self) -> None:
         from headrace.api import exposure
 
-        broker = options.broker_of(self._settings)
+        broker = options.broker_of(self._settings, "ops")
         try:
             await exposure.check(self._settings, broker)
         finally:
@@ -108,7 +108,7 @@ class _Serve:
 
     async def _keep_capacity(self) -> None:
         """Say, from before the first pod to after the last, that replicas are wanted: what waits is not refused."""
-        broker = options.broker_of(self._settings)
+        broker = options.broker_of(self._settings, "scaler")
         try:
             while True:
                 for model in self._settings.models:
@@ -159,7 +159,7 @@ class _Serve:
 
     async def _until_ready(self, status: Status) -> None:
         """Show what is going on until every pod and model is ready or has failed."""
-        broker = options.broker_of(self._settings)
+        broker = options.broker_of(self._settings, "scaler")
         try:
             while not self._stop.is_set():
                 missing = [model.name for model in self._settings.models if model.name not in self._settled()]

@@ -57,7 +57,7 @@ def command(  # each is an option of the command line
 async def seen_by(url: str | None, api_key: str | None, settings: Settings | None) -> Snapshot:
     """One snapshot; raises BrokerDown, or Unreachable with the pod's own words."""
     if settings is not None and url is None:
-        broker = options.broker_of(settings)
+        broker = options.broker_of(settings, "ops")
         try:
             return await look(broker, settings)
         finally:
@@ -89,7 +89,7 @@ async def _watch(source: AsyncIterator[Seen], as_json: bool) -> None:
 
 
 async def _of_broker(settings: Settings, every_s: float) -> AsyncGenerator[Seen]:
-    broker = options.broker_of(settings)
+    broker = options.broker_of(settings, "ops")
     try:
         while True:
             try:

@@ -49,7 +49,7 @@ async def _run(settings: Settings, model: Model) -> None:
     from headrace.workers.scrape import MetricsServer
     from headrace.workers.worker import Worker
 
-    broker = options.broker_of(settings)
+    broker = options.broker_of(settings, "worker")
     await open_when_up(broker)
     metrics_at = MetricsServer(settings).location  # it ends with the process
     worker = Worker(settings, model, broker, engines.make(model, settings.data_dir), metrics_at)

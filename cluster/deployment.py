@@ -23,17 +23,17 @@ class Deployed(Struct, frozen=True):
     message: str = ""
 
 
-def deploy(settings: Settings, broker_url: str) -> None:
-    """One Serve application per model; returns at once, Serve starts the replicas."""
+def deploy(settings: Settings, worker_url: str, scaler_url: str) -> None:
+    """One Serve application per model; returns at once, Serve starts the replicas. The URLs are how each gets there."""
     from ray import serve
     from ray.serve.api import RunTarget
 
     plain = msgspec.to_builtins(settings)
     targets = []
     for model in settings.models:
-        kwargs = {"plain_settings": plain, "model": model.name, "broker_url": broker_url}
+        kwargs = {"plain_settings": plain, "model": model.name, "broker_url": scaler_url}
         deployment = deployment_of(settings, model, "headrace.cluster.policy:Policy", kwargs)
-        application = deployment.bind(plain, model.name, broker_url)
+        application = deployment.bind(plain, model.name, worker_url)
         targets.append(RunTarget(application, name=model.name, route_prefix=None))
     serve.run_many(targets, wait_for_applications_running=False)
 

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 _PERIOD_S = 1.0
 
 
-async def run(settings: Settings, broker_url: str) -> None:
+async def run(settings: Settings, worker_url: str, scaler_url: str) -> None:
     """Serve all models on a local Ray until SIGTERM or SIGINT; then drain, and end Ray."""
     cpus = sum(model.cpus * _most(model) for model in settings.models)
     gpus = sum(model.gpus * _most(model) for model in settings.models)
@@ -32,7 +32,7 @@ async def run(settings: Settings, broker_url: str) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):  # after Ray, which sets handlers of its own
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        deployment.deploy(settings, broker_url)
+        deployment.deploy(settings, worker_url, scaler_url)
         log.info("models deployed", extra={"event": "deployed"})
         await _watch(stop)
         await _drain()

@@ -23,7 +23,7 @@ _END_S = 15.0
 def scripted_settings(redis_server: EmbeddedServer, *, tokens_per_s: float = 0.0) -> Settings:
     """One model `scripted` on the server of the whole run, whose data folder the socket stands in."""
     model = ScriptedModel(name="scripted", slots=256, tokens_per_s=tokens_per_s)
-    data_dir = redis_server.url.removeprefix("unix://").rpartition("/")[0]
+    data_dir = redis_server.data_dir
     return Settings([model], api=ApiSettings(drain_s=1.0), worker=WorkerSettings(drain_s=0.2), data_dir=data_dir)
 
 
@@ -57,15 +57,15 @@ class Pod(server.Server):
 async def serving(settings: Settings, redis_server: EmbeddedServer, pods: int = 1) -> AsyncIterator[list[Pod]]:
     """Everything up, until the block ends."""
 
-    def new_broker() -> RedisBroker:
-        return RedisBroker(redis_server.url, settings.redis, settings.queue)
+    def new_broker(user: str) -> RedisBroker:
+        return RedisBroker(redis_server.url_of(user), settings.redis, settings.queue)
 
-    broker = new_broker()
+    broker = new_broker("worker")
     await broker.open()
     worker = Worker(settings, settings.models[0], broker, engines.make(settings.models[0], settings.data_dir))
     await worker.start()
     running = asyncio.create_task(worker.run())
-    up = [Pod(settings, new_broker()) for _ in range(pods)]
+    up = [Pod(settings, new_broker("gateway")) for _ in range(pods)]
     try:
         await eventually(lambda: all(pod.started for pod in up))
         yield up

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from headrace.broker import keys
-from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.messages import Band, Chat, Job, Message, Text, View
 from headrace.broker.protocol import Admission
+from tests.users import Server
 
 
 async def eventually(condition: Callable[[], object], within_s: float = 5.0) -> None:
@@ -51,7 +51,7 @@ def a_text_job(text: str) -> Job:
 def own_server(folder: str) -> Iterator[str]:
     """A server of its own in this folder, for what runs beside other tests; its address."""
     with asyncio.Runner() as runner:
-        server = EmbeddedServer(folder)
+        server = Server(folder)
         runner.run(server.start())
         try:
             yield server.url

@@ -137,8 +137,9 @@ end
 local function count(model, owner, jobs, bytes, tokens)
   local key, left = K.load .. model, 0
   for _, suffix in ipairs({ '', ':' .. owner }) do
-    redis.call('HINCRBY', key, 'tokens' .. suffix, jobs * tokens)
-    redis.call('HINCRBY', key, 'bytes' .. suffix, jobs * bytes)
+    -- + 0: Lua has a -0, which Redis 7.0 hands on as that, and then calls no integer
+    redis.call('HINCRBY', key, 'tokens' .. suffix, jobs * tokens + 0)
+    redis.call('HINCRBY', key, 'bytes' .. suffix, jobs * bytes + 0)
     left = redis.call('HINCRBY', key, 'jobs' .. suffix, jobs)
   end
   if left <= 0 then redis.call('HDEL', key, 'jobs:' .. owner, 'bytes:' .. owner, 'tokens:' .. owner) end

@@ -102,7 +102,7 @@ module "secrets" {
   source = "./modules/secrets"
 
   name        = var.name
-  secrets     = ["broker-gateway", "broker-worker", "ray-redis"]
+  secrets     = ["broker-gateway", "broker-worker", "broker-scaler", "broker-loader", "ray-redis"]
   kms_key_arn = module.encryption.key_arn
   keep_days   = var.deletion_protection ? 7 : 0
 }

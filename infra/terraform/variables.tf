@@ -191,7 +191,7 @@ variable "broker" {
 }
 
 variable "broker_passwords" {
-  description = "Passwords of the broker's users `gateway`, `worker` and `ops`: one each, or two while one is replaced."
+  description = "Passwords of the broker's users `gateway`, `worker`, `scaler`, `loader` and `ops`: one each, or two while one is replaced."
   type        = map(set(string))
   sensitive   = true
   default     = {}
@@ -199,11 +199,11 @@ variable "broker_passwords" {
   validation {
     condition = alltrue(flatten([
       for user, passwords in var.broker_passwords : [
-        contains(["gateway", "worker", "ops"], user), length(passwords) >= 1, length(passwords) <= 2,
+        contains(["gateway", "worker", "scaler", "loader", "ops"], user), length(passwords) >= 1, length(passwords) <= 2,
         [for password in passwords : length(password) >= 32 && length(password) <= 128],
       ]
     ]))
-    error_message = "broker_passwords must give gateway, worker and ops one or two passwords of 32 to 128 characters each."
+    error_message = "broker_passwords must give gateway, worker, scaler, loader and ops one or two passwords of 32 to 128 characters each."
   }
 }
 

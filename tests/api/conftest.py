@@ -9,7 +9,6 @@ from typing import Any, Protocol
 import pytest
 import redis
 
-from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.models import ScriptedModel
 from headrace.broker.settings import (
     ApiSettings,
@@ -22,6 +21,7 @@ from headrace.broker.settings import (
 )
 from headrace.broker.tasks import loop_factory
 from tests.api.deployment import Deployment, MakeEngine, RecordingEngine, nothing_is_left
+from tests.users import Server
 
 
 class Deploy(Protocol):
@@ -48,7 +48,7 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 
 
 @pytest.fixture
-async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> AsyncIterator[Deploy]:
+async def deploy(redis_server: Server, redis_client: redis.Redis) -> AsyncIterator[Deploy]:
     up: list[Deployment] = []
 
     async def make(
@@ -72,7 +72,7 @@ async def deploy(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
             keys=list(keys),
             tracing=TracingSettings(**tracing),
         )
-        up.append(Deployment(settings, redis_server.url))
+        up.append(Deployment(settings, redis_server))
         await up[-1].start(pods, workers, engine)
         return up[-1]
 

@@ -25,6 +25,7 @@ from headrace.workers.worker import Worker
 from tests.api.reading import Event, parse
 from tests.serving import Pod
 from tests.support import eventually
+from tests.users import Server
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 
@@ -82,29 +83,34 @@ class Answer:
 class Deployment:
     """See the module. `engines` are the replicas' engines, in the order of `workers`."""
 
-    def __init__(self, settings: Settings, url: str) -> None:
+    def __init__(self, settings: Settings, server: Server) -> None:
         self.settings = settings
-        self.broker = RedisBroker(url, settings.redis, settings.queue)
+        self._server = server
+        self.broker = self._broker("everyone")
+        """For what tests ask, and not of the deployment itself."""
+        self._workers_broker = self._broker("worker")
         self.http = httpx.AsyncClient(timeout=20, limits=httpx.Limits(max_keepalive_connections=0))
         self.pods: list[Pod] = []
         self.workers: list[Worker] = []
         self.engines: list[ScriptedEngine] = []
-        self._redis_url = url
         self._running: dict[Worker, asyncio.Task[None]] = {}
 
     async def start(self, pods: int, workers: int, make_engine: MakeEngine) -> None:
         await self.broker.open()
+        await self._workers_broker.open()
         for _ in range(workers):
             await self.add_worker(make_engine)
-        brokers = [RedisBroker(self._redis_url, self.settings.redis, self.settings.queue) for _ in range(pods)]
-        self.pods = [Pod(self.settings, broker) for broker in brokers]
+        self.pods = [Pod(self.settings, self._broker("gateway")) for _ in range(pods)]
         await eventually(lambda: all(pod.started for pod in self.pods))
+
+    def _broker(self, user: str) -> RedisBroker:
+        return RedisBroker(self._server.url_of(user), self.settings.redis, self.settings.queue)
 
     async def add_worker(self, make_engine: MakeEngine) -> Worker:
         model = self.settings.models[0]
         assert isinstance(model, ScriptedModel)
         self.engines.append(make_engine(model))
-        worker = Worker(self.settings, model, self.broker, self.engines[-1])
+        worker = Worker(self.settings, model, self._workers_broker, self.engines[-1])
         await worker.start()
         self.workers.append(worker)
         self._running[worker] = asyncio.create_task(worker.run())
@@ -119,6 +125,7 @@ class Deployment:
         await self.http.aclose()
         await asyncio.gather(*(pod.stop() for pod in self.pods))
         await asyncio.gather(*map(self.drain, list(self._running)))
+        await self._workers_broker.close()
         await self.broker.close()
 
     @property

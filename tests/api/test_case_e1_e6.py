@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 import redis
 
-from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import ApiSettings, QueueSettings, RedisSettings, Settings, WorkerSettings
@@ -19,6 +18,7 @@ from tests.api.deployment import Answer, Deployment, RecordingEngine
 from tests.api.sockets import Clock, sent
 from tests.serving import Pod
 from tests.support import eventually
+from tests.users import Server
 from tests.workers.replicas import oracle_text
 
 HI = [{"role": "user", "content": "hi"}]
@@ -26,10 +26,10 @@ HI = [{"role": "user", "content": "hi"}]
 # -- E1 ---------------------------------------------------------------------------------------------------------------
 
 
-async def add_named_pod(up: Deployment, url: str, redis_client: redis.Redis) -> None:
+async def add_named_pod(up: Deployment, server: Server, redis_client: redis.Redis) -> None:
     """A pod that the server knows by the user `pod`, so that its connections can be told from the worker's."""
-    redis_client.execute_command("ACL", "SETUSER", "pod", "on", ">pod", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]
-    broker = RedisBroker(url.replace("unix://", "unix://pod:pod@"), up.settings.redis, up.settings.queue)
+    redis_client.execute_command("ACL", "SETUSER", "pod", "on", ">secret", "~*", "&*", "+@all")  # type: ignore[no-untyped-call]
+    broker = RedisBroker(server.url_of("pod"), up.settings.redis, up.settings.queue)
     up.pods.append(pod := Pod(up.settings, broker))
     await eventually(lambda: pod.started)
 
@@ -42,10 +42,10 @@ def cut(redis_client: redis.Redis, *, is_let_back: bool) -> None:
 
 @pytest.mark.parametrize("away_s", [0.0, 2.0])
 async def test_e1_an_end_is_told_though_the_pod_was_cut_off_when_it_came(
-    deploy: Deploy, redis_server: EmbeddedServer, redis_client: redis.Redis, away_s: float
+    deploy: Deploy, redis_server: Server, redis_client: redis.Redis, away_s: float
 ) -> None:
     up = await deploy({"tokens_per_s": 20.0}, pods=0)
-    await add_named_pod(up, redis_server.url, redis_client)
+    await add_named_pod(up, redis_server, redis_client)
     async with up.open(messages=HI, max_tokens=12) as opened:
         await opened.until(oracle_text("hi", 3)[-8:].encode())
         reading = asyncio.create_task(opened.rest())
@@ -69,10 +69,10 @@ async def test_e1_an_end_is_told_though_the_pod_was_cut_off_when_it_came(
 
 
 async def test_e1_cuts_at_every_moment_leave_no_gap_and_no_repeat(
-    deploy: Deploy, redis_server: EmbeddedServer, redis_client: redis.Redis
+    deploy: Deploy, redis_server: Server, redis_client: redis.Redis
 ) -> None:
     up = await deploy({"tokens_per_s": 40.0}, pods=0)
-    await add_named_pod(up, redis_server.url, redis_client)
+    await add_named_pod(up, redis_server, redis_client)
     async with up.open(messages=HI, max_tokens=80) as opened:
         reading = asyncio.create_task(opened.rest())
         for token in itertools.count(8, 8):
@@ -217,7 +217,7 @@ POOL = 4
 
 
 @pytest.fixture
-async def small(redis_server: EmbeddedServer, redis_client: redis.Redis) -> AsyncIterator[Deployment]:
+async def small(redis_server: Server, redis_client: redis.Redis) -> AsyncIterator[Deployment]:
     """Two pods with few connections each, and an engine that says nothing to a long prompt."""
     model = ScriptedModel(name="scripted", slots=3 * VIEWERS, tokens_per_s=0.0, prefill_tokens_per_s=20.0)
     settings = Settings(
@@ -227,7 +227,7 @@ async def small(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asyn
         api=ApiSettings(drain_s=1.0, grace_s=0.0, headers_after_ms=0),
         worker=WorkerSettings(drain_s=0.1),
     )
-    up = Deployment(settings, redis_server.url)
+    up = Deployment(settings, redis_server)
     await up.start(2, 1, RecordingEngine)
     yield up
     await up.stop()
@@ -266,7 +266,7 @@ async def test_e6_hundreds_of_silent_streams_keep_nothing_waiting(
 
 
 async def test_e6_a_subscription_that_hears_nothing_for_longer_than_a_timeout_stays(
-    redis_server: EmbeddedServer, redis_client: redis.Redis
+    redis_server: Server, redis_client: redis.Redis
 ) -> None:
     broker = RedisBroker(redis_server.url, RedisSettings(timeout_s=0.2), QueueSettings())
     gaps: list[None] = []

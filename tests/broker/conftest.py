@@ -3,39 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import cast
 
 import pytest
 
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.protocol import Broker
-from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
 from headrace.broker.tail import Tail
 from tests.broker.steps import Ears, MakeBroker, admit, claim, serve, settle
 from tests.broker.tailing import MakeTail, Tailing
 from tests.faults import FaultyBroker
 from tests.support import eventually
+from tests.users import Server, by_user
 
 
 @pytest.fixture(params=["redis", "memory"])
-def redis_url(request: pytest.FixtureRequest) -> str | None:
-    """Where the empty server is; None is for the broker in memory."""
+def server(request: pytest.FixtureRequest) -> Server | None:
+    """An empty server; None is for the broker in memory."""
     if request.param == "memory":
         return None
     request.getfixturevalue("redis_client")
-    return str(request.getfixturevalue("redis_server").url)
+    return cast(Server, request.getfixturevalue("redis_server"))
 
 
 @pytest.fixture
-async def make_broker(redis_url: str | None) -> AsyncIterator[MakeBroker]:
+async def make_broker(server: Server | None) -> AsyncIterator[MakeBroker]:
     """Open a broker whose queue settings are the defaults but for what is given; model `m` is served on it."""
     opened: list[Broker] = []
 
     async def make(shards: int = 1, **queue: float) -> Broker:
         settings = QueueSettings(**queue)  # type: ignore[arg-type]  # the tests know which are whole numbers
         broker: Broker = MemoryBroker(settings, shards)
-        if redis_url is not None:
-            broker = RedisBroker(redis_url, RedisSettings(shards=shards), settings)
+        if server is not None:
+            broker = by_user(server, RedisSettings(shards=shards), settings)
         await broker.open()
         opened.append(broker)
         await serve(broker)

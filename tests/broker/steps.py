@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+import redis.asyncio as redis
+
 from headrace.broker import keys, messages
 from headrace.broker.hints import decode_hint
 from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import Delta, Ended, Entry, ReadEntry, Started, Status
 from headrace.broker.protocol import Append, Broker, Claim, Exchange, Hint, Listener, Reaped, Settle, Tick, Written
-from headrace.broker.redis_broker import RedisBroker
 from tests.support import an_admission, eventually
+from tests.users import ByUser
 
 MakeBroker = Callable[..., Awaitable[Broker]]
 
@@ -133,8 +135,9 @@ async def lose_log(broker: Broker, job_id: str) -> None:
     """What a failover may do: the job and its log are not there any more."""
     if isinstance(broker, MemoryBroker):
         del broker._of(job_id)._jobs[job_id]
-    elif isinstance(broker, RedisBroker):
-        await broker._nodes.first.redis.delete(keys.key("job", 0, job_id), keys.key("log", 0, job_id))
+    elif isinstance(broker, ByUser):
+        async with redis.Redis.from_url(broker.root_url, protocol=2) as root:
+            await root.delete(keys.key("job", 0, job_id), keys.key("log", 0, job_id))
 
 
 def unknown_id() -> str:

@@ -31,20 +31,21 @@ from tests.broker.steps import (
     unknown_id,
 )
 from tests.support import eventually
+from tests.users import Server
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[EmbeddedServer]:
+async def server() -> AsyncIterator[Server]:
     """A server of the test's own, which it may kill."""
     with tempfile.TemporaryDirectory(prefix="hr-") as data_dir:
-        server = EmbeddedServer(data_dir)
+        server = Server(data_dir)
         await server.start()
         yield server
         await server.stop()
 
 
 @pytest.fixture
-async def broker(server: EmbeddedServer) -> AsyncIterator[RedisBroker]:
+async def broker(server: Server) -> AsyncIterator[RedisBroker]:
     broker = RedisBroker(server.url, RedisSettings(), QueueSettings())
     await broker.open()
     await serve(broker)
@@ -52,13 +53,9 @@ async def broker(server: EmbeddedServer) -> AsyncIterator[RedisBroker]:
     await broker.close()
 
 
-def is_there(path: str) -> bool:
-    return Path(path).exists()
-
-
-async def kill(server: EmbeddedServer) -> None:
+async def kill(server: Server) -> None:
     """SIGKILL, once the log file has everything: the server holds a write back while an fsync is under way."""
-    async with redis.Redis.from_url(server.url, protocol=2) as client:
+    async with redis.Redis.from_url(server.root_url, protocol=2) as client:
 
         async def is_written() -> bool:
             return bool((await client.info("persistence"))["aof_buffer_length"] == 0)
@@ -70,7 +67,7 @@ async def kill(server: EmbeddedServer) -> None:
 
 
 async def test_a_killed_server_has_all_jobs_and_logs_of_its_file_when_it_is_started_again(
-    server: EmbeddedServer, broker: RedisBroker
+    server: Server, broker: RedisBroker
 ) -> None:
     ended, running = await finish(broker), await admit(broker)
     await claim(broker)
@@ -84,9 +81,7 @@ async def test_a_killed_server_has_all_jobs_and_logs_of_its_file_when_it_is_star
     assert await append(broker, running, "1-2") == "ok"
 
 
-async def test_a_listener_finds_a_restarted_server_and_tells_of_the_gap(
-    server: EmbeddedServer, broker: RedisBroker
-) -> None:
+async def test_a_listener_finds_a_restarted_server_and_tells_of_the_gap(server: Server, broker: RedisBroker) -> None:
     ears = Ears()
     pod = await ears.pod(broker, "p")
     await kill(server)
@@ -100,7 +95,7 @@ async def test_a_listener_finds_a_restarted_server_and_tells_of_the_gap(
     await ears.listeners[0].close()
 
 
-async def test_a_lane_settles_on_a_restarted_server(server: EmbeddedServer, broker: RedisBroker) -> None:
+async def test_a_lane_settles_on_a_restarted_server(server: Server, broker: RedisBroker) -> None:
     first, second = await admit(broker), await admit(broker)
     lane = broker.lane(0)
     await broker.claim(0, "r", "m", 2)
@@ -119,7 +114,7 @@ async def test_a_lane_settles_on_a_restarted_server(server: EmbeddedServer, brok
     await lane.close()
 
 
-async def test_a_break_fails_the_exchange_and_not_the_lane(server: EmbeddedServer, broker: RedisBroker) -> None:
+async def test_a_break_fails_the_exchange_and_not_the_lane(server: Server, broker: RedisBroker) -> None:
     job_id = await admit(broker)
     await claim(broker)
     lane = broker.lane(0)
@@ -135,8 +130,8 @@ async def test_a_break_fails_the_exchange_and_not_the_lane(server: EmbeddedServe
     await lane.close()
 
 
-async def test_a_second_server_on_the_same_folder_is_refused(server: EmbeddedServer) -> None:
-    second = EmbeddedServer(str(Path(server.url.removeprefix("unix://")).parent))
+async def test_a_second_server_on_the_same_folder_is_refused(server: Server) -> None:
+    second = EmbeddedServer(server.data_dir)
     with pytest.raises(BrokerDown, match="another headrace runs on"):
         await second.start()
 
@@ -147,10 +142,10 @@ async def test_a_server_that_cannot_start_points_to_its_log(tmp_path: Path, monk
         await EmbeddedServer(str(tmp_path)).start()
 
 
-async def test_stop_leaves_no_socket_and_may_be_repeated(server: EmbeddedServer) -> None:
+async def test_stop_leaves_no_socket_and_may_be_repeated(server: Server) -> None:
     await server.stop()
     await server.stop()
-    assert not is_there(server.url.removeprefix("unix://"))
+    assert not server.socket.exists()
 
 
 def test_the_socket_of_a_deep_folder_is_short_enough() -> None:

@@ -31,7 +31,8 @@ async def broker(redis_server: EmbeddedServer, redis_client: redis.Redis) -> Asy
 @pytest.fixture
 def config(tmp_path: Path, redis_server: EmbeddedServer) -> Path:
     path = tmp_path / "headrace.yaml"
-    path.write_text(f"models: [{{name: m, engine: scripted}}]\nredis: {{url: '{redis_server.url}'}}\n", "utf-8")
+    url = redis_server.url_of("ops")
+    path.write_text(f"models: [{{name: m, engine: scripted}}]\nredis: {{url: '{url}'}}\n", "utf-8")
     return path
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tests.infra.tools import INFRA, ROOT, program, run
+from tests.infra.tools import HEADRACE, INFRA, ROOT, program, run
 
 OVERLAYS = ("kind", "production")
 SCHEMAS = Path(os.environ.get("HEADRACE_SHARED", ROOT.parent / "shared")) / "schemas"
@@ -33,7 +33,7 @@ def _built(overlay: str) -> str:
         shutil.copytree(INFRA, folder / "infra", ignore=shutil.ignore_patterns("terraform", "secrets"))
         at = folder / "infra" / "kubernetes" / "overlays" / overlay
         if overlay == "kind":
-            run([at / "make-secrets.sh"])
+            run([at / "make-secrets.sh"], env={"HEADRACE": str(HEADRACE)})
         said = subprocess.run(
             [program("kubectl", "it builds Kustomize overlays"), "kustomize", at], capture_output=True, text=True
         )

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from headrace.broker import settings
+from headrace.broker import acl, settings
 from headrace.broker.embedded import EmbeddedServer
 from tests.infra.commands import parse
 from tests.infra.dockerfile import Step, command_of, stages
-from tests.infra.tools import INFRA, ROOT, VERSION, program, run
+from tests.infra.tools import HEADRACE, INFRA, ROOT, VERSION, program, run
 from tests.system.conftest import answers, free_ports, until
 
 DOCKERFILE = ROOT / "Dockerfile"
@@ -127,19 +127,26 @@ def test_compose_runs_the_images_of_this_version_closed_and_on_loopback_only() -
 
 def test_compose_mounts_files_that_are_there() -> None:
     mounts = [each for service in COMPOSE.values() for each in service.get("volumes", []) if each.startswith("./")]
-    made = "./infra/compose/headrace.yaml"  # by prepare.sh
-    sources = {mount.split(":")[0] for mount in mounts} - {made}
-    assert {source for source in sources if not (ROOT / source).exists()} == set()
-    assert any(mount.startswith(made) for mount in mounts)
+    made = {"./infra/compose/headrace.yaml", "./infra/compose/secrets/users.acl"}  # by prepare.sh
+    sources = {mount.split(":")[0] for mount in mounts}
+    assert {source for source in sources - made if not (ROOT / source).exists()} == set()
+    assert made <= sources
 
 
 def test_composes_configuration_is_made_with_a_key_and_read_by_the_real_code(tmp_path: Path) -> None:
     for name in ("prepare.sh", "headrace.example.yaml"):
         shutil.copy(INFRA / "compose" / name, tmp_path)
-    key = run(["sh", tmp_path / "prepare.sh"]).strip()
-    environment = COMPOSE["pod-1"]["environment"]
-    read = settings.load(tmp_path / "headrace.yaml", environment)
-    assert (read.redis.url, read.api.host) == ("redis://valkey:6379/0", "0.0.0.0")
+    key = run(["sh", tmp_path / "prepare.sh"], env={"HEADRACE": str(HEADRACE)}).strip()
+    for service, user in (("pod-1", "gateway"), ("pod-2", "gateway"), ("worker", "worker"), ("functions", "loader")):
+        [file] = COMPOSE[service]["env_file"]
+        assert file == f"infra/compose/secrets/{user}.env"
+        name, _, url = (tmp_path / "secrets" / f"{user}.env").read_text("utf-8").strip().partition("=")
+        read = settings.load(tmp_path / "headrace.yaml", {name: url, **COMPOSE[service].get("environment", {})})
+        assert read.redis.url is not None and read.redis.url.startswith(f"redis://{user}:")
+        password = read.redis.url.split(":")[2].partition("@")[0]
+        assert acl.hashed(password) in (tmp_path / "secrets" / "users.acl").read_text("utf-8")
+        if user == "gateway":
+            assert read.api.host == "0.0.0.0"
     assert [each.sha256 for each in read.keys] == [hashlib.sha256(key.encode()).hexdigest()]
 
 

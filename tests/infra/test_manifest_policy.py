@@ -52,6 +52,8 @@ def test_every_container_says_what_it_needs_and_how_it_is(overlay: str) -> None:
         assert resources["requests"].keys() >= {"cpu", "memory"}, name
         assert "memory" in resources["limits"], name
         assert "cpu" not in resources["limits"], f"{name}: a limit of CPU throttles streams"
+        if name.endswith("/functions"):
+            continue  # it ends before the others start
         # KubeRay probes the head, and the liveness of workers, by itself
         assert "readinessProbe" in container or name.startswith("ray-head/"), name
         assert "livenessProbe" in container or name.startswith("ray-"), name
@@ -73,6 +75,27 @@ def test_what_there_are_several_of_is_spread(overlay: str) -> None:
         if pod.name == "headrace-ray-redis" or (overlay == "kind" and pod.name == "headrace-valkey"):
             continue
         assert "topologySpreadConstraints" in pod.spec or "podAntiAffinity" in pod.spec["affinity"], pod.name
+
+
+@both
+def test_each_part_logs_in_as_its_own_user_and_only_an_init_container_brings_functions(overlay: str) -> None:
+    urls = {
+        name: each["valueFrom"]["secretKeyRef"]["key"]
+        for name, container in containers(build(overlay))
+        for each in container.get("env", [])
+        if each["name"] == "HEADRACE_REDIS__URL"
+    }
+    users = {name: key.removesuffix("-url") for name, key in urls.items()}
+    assert users.pop("headrace-api/api") == "gateway"
+    assert users.pop("ray-head/ray-head") == "scaler"
+    brings = {name for name in users if name.endswith("/functions")}
+    assert {users.pop(name) for name in brings} == {"loader"}
+    assert set(users.values()) == {"worker"}
+    assert {name.partition("/")[0] for name in brings} == {pod.name for pod in pods(build(overlay))} & {
+        name.partition("/")[0] for name in urls
+    }
+    inits = [each["name"] for pod in pods(build(overlay)) for each in pod.spec.get("initContainers", [])]
+    assert set(inits) == {"functions"}
 
 
 @both

@@ -154,7 +154,7 @@ def test_every_environment_variable_is_a_setting(overlay: str, tmp_path: Path) -
 @both
 def test_commands_are_ones_that_the_command_line_knows(overlay: str) -> None:
     commands = [container["args"] for _, container in containers(build(overlay)) if "args" in container]
-    assert [command[0] for command in commands] == ["api"]
+    assert sorted({command[0] for command in commands}) == ["api", "redis-functions"]
     for command in commands:
         assert parse(command)["config"] == Path(command[2])
 

@@ -114,7 +114,7 @@ def _serve_config(config: Path) -> Any:
 async def test_a_model_of_the_serve_configuration_answers(cluster: Cluster, redis_server: EmbeddedServer) -> None:
     where = f"{cluster.dashboard}/api/serve/applications/"
     settings = scripted_settings(redis_server)
-    pod = Pod(settings, RedisBroker(redis_server.url, settings.redis, settings.queue))
+    pod = Pod(settings, RedisBroker(redis_server.url_of("gateway"), settings.redis, settings.queue))
     async with httpx.AsyncClient(timeout=60) as http:
         assert (await http.put(where, json=_serve_config(cluster.config))).status_code in (401, 403)
         http.headers["Authorization"] = f"Bearer {TOKEN}"

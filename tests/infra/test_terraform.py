@@ -14,7 +14,7 @@ import pytest
 from tests.infra.terraforming import SOURCE, TESTED, Terraform, simulated, simulated_aws
 from tests.infra.tools import program, run
 
-PASSWORDS = {user: [f"{user}-{'0123456789' * 3}"] for user in ("gateway", "worker", "ops")}
+PASSWORDS = {user: [f"{user}-{'0123456789' * 3}"] for user in ("gateway", "worker", "scaler", "loader", "ops")}
 
 LACKING = {  # what the simulated AWS has not: add-ons, ACLs and parameter groups; `terraform test` holds them
     "addons": {},

@@ -15,6 +15,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 INFRA = ROOT / "infra"
+HEADRACE = Path(sys.executable).parent / "headrace"
+"""The command of this installation."""
 VERSION: str = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
 
 

@@ -19,7 +19,7 @@ import psutil
 import redis
 import yaml
 
-from headrace.broker import keys
+from headrace.broker import embedded, keys
 from headrace.broker.messages import ScaleDecision
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
@@ -94,7 +94,7 @@ class Load:
 
     def __init__(self, machine: Machine) -> None:
         self._urls = machine.urls
-        self._broker_url = machine.broker_url
+        self._broker_url = embedded.url(str(machine.folder), "scaler")
         self._stopping = threading.Event()
         self.rounds = 0
         self.error: Exception | None = None

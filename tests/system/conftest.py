@@ -80,7 +80,7 @@ class Machine:
 
     @property
     def broker_url(self) -> str:
-        return embedded.url(str(self.folder))
+        return embedded.url(str(self.folder), "ops")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """`headrace <arguments> --config ...`, its output in a file that `said` reads."""

@@ -19,7 +19,7 @@ import redis.asyncio as redis
 
 from bench.chaos_stream import Reading, Refused, ask
 from bench.proxy import Proxy
-from headrace.broker.embedded import EmbeddedServer, socket_path
+from headrace.broker.embedded import EmbeddedServer, as_user, socket_path
 from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import ApiSettings, QueueSettings, RedisSettings, Settings, WorkerSettings
@@ -30,6 +30,7 @@ from headrace.workers.worker import Worker
 from tests.serving import Pod
 from tests.support import eventually
 from tests.system.conftest import MakeMachine, scripted, until
+from tests.users import SECRET, Server
 
 LEASE_S = 1.0
 PATIENCE_S = 6.0
@@ -90,7 +91,7 @@ class Deployment:
     def __init__(self, folder: Path, slots: int) -> None:
         self.folder = folder
         self.is_stopped = False
-        self.valkey = EmbeddedServer(str(folder))
+        self.valkey = Server(str(folder))
         self.proxy = Proxy(folder / "proxy.sock", socket_path(str(folder)))
         self.settings = Settings(
             [ScriptedModel(name="scripted", slots=slots, tokens_per_s=RATE)],
@@ -101,8 +102,9 @@ class Deployment:
             data_dir=str(folder),
         )
 
-    def broker(self) -> RedisBroker:
-        return RedisBroker(self.proxy.url, self.settings.redis, self.settings.queue)
+    def broker(self, user: str) -> RedisBroker:
+        url = as_user(self.proxy.url, str(self.folder), user)
+        return RedisBroker(url, self.settings.redis, self.settings.queue)
 
     def stream(self, name: str, tokens: int) -> Client:
         return Client(self.pod, name, tokens)
@@ -110,7 +112,7 @@ class Deployment:
     @contextlib.asynccontextmanager
     async def admin(self) -> AsyncIterator[redis.Redis]:
         """A client past the proxy."""
-        async with redis.Redis.from_url(self.valkey.url, protocol=2) as client:
+        async with redis.Redis.from_url(self.valkey.root_url, protocol=2) as client:
             yield client
 
     async def post(self) -> httpx.Response:
@@ -133,13 +135,13 @@ class Deployment:
     async def start(self) -> None:
         await self.valkey.start()
         await self.proxy.start()
-        self._broker = self.broker()
+        self._broker = self.broker("worker")
         await self._broker.open()
         model = self.settings.models[0]
         self._worker = Worker(self.settings, model, self._broker, engines.make(model, str(self.folder)))
         await self._worker.start()
         self._running = asyncio.create_task(self._worker.run())
-        self.pod = Pod(self.settings, self.broker())
+        self.pod = Pod(self.settings, self.broker("gateway"))
         await eventually(lambda: self.pod.started)
 
     async def stop(self) -> None:
@@ -315,15 +317,18 @@ async def test_a_host_that_vanishes_is_noticed(up: Deployment) -> None:
 
 async def test_e8_a_promoted_replica_that_lags_shows_no_wrong_text(up: Deployment) -> None:
     """Its worker writes again what is missing of the one; of the other nothing is left."""
-    replica = EmbeddedServer(str(up.folder / "replica"))
-    (up.folder / "replica").mkdir()
+    folder = up.folder / "replica" / "broker"
+    folder.mkdir(parents=True)
+    shutil.copy(up.folder / "broker" / "passwords.json", folder)  # pods and workers must be known there too
+    replica = Server(str(folder.parent))
     await replica.start()
     try:
         kept = up.stream("kept", 120)
         await kept.begun()
-        async with up.admin() as admin, redis.Redis.from_url(replica.url, protocol=2) as other:
+        async with up.admin() as admin, redis.Redis.from_url(replica.root_url, protocol=2) as other:
             await admin.config_set("repl-diskless-sync-delay", "0")
             await admin.config_set("port", str(port := _free_port()))
+            await other.config_set("masteruser", "root", "masterauth", SECRET)
             await other.replicaof("127.0.0.1", str(port))
             await eventually(lambda: _is_synced(other))
             await other.replicaof("NO", "ONE")

@@ -46,6 +46,8 @@ variables {
   broker_passwords = {
     gateway = ["gateway-password-0123456789abcdef-0123"]
     worker  = ["worker-password-0123456789abcdef-01234"]
+    scaler  = ["scaler-password-0123456789abcdef-01234"]
+    loader  = ["loader-password-0123456789abcdef-01234"]
     ops     = ["ops-password-0123456789abcdef-01234567"]
   }
 }

@@ -2,12 +2,8 @@
 # that was. ElastiCache, with the same protocol, replicates after the answer and evicts by default: see the README.
 
 locals {
-  # Only our keys and channels. `-@dangerous` takes away KEYS, CONFIG, FLUSHALL and the like; what of it we need comes back.
-  rules = {
-    gateway = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes"
-    worker  = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes"
-    ops     = "on resetkeys resetchannels ~hr:* &hr:* -@all +@read +@write +@scripting +@pubsub +@connection -@dangerous +info +time +cluster|slots +cluster|shards +cluster|nodes +slowlog|get +latency|latest"
-  }
+  # Who may do what, as `headrace redis-acl --form rules` prints it: a test holds the file and the code together.
+  rules                = jsondecode(file("${path.module}/rules.json"))
   acl_name             = var.existing_acl == null ? aws_memorydb_acl.this[0].name : var.existing_acl
   parameter_group_name = var.existing_parameter_group == null ? aws_memorydb_parameter_group.this[0].name : var.existing_parameter_group
 }
@@ -65,7 +61,7 @@ resource "aws_memorydb_user" "this" {
   lifecycle {
     precondition {
       condition     = contains(keys(var.passwords), each.key)
-      error_message = "broker_passwords must have one for each of gateway, worker and ops."
+      error_message = "broker_passwords must have one for each of ${join(", ", keys(local.rules))}."
     }
   }
 }

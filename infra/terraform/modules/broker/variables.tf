@@ -86,7 +86,7 @@ variable "existing_parameter_group" {
 }
 
 variable "passwords" {
-  description = "Passwords by user: gateway, worker, ops."
+  description = "Passwords by user: gateway, worker, scaler, loader, ops."
   type        = map(set(string))
   sensitive   = true
   default     = {}

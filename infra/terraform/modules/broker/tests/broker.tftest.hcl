@@ -13,6 +13,8 @@ variables {
   passwords = {
     gateway = ["gateway-password-0123456789abcdef-0123", "its-successor-0123456789abcdef-0123456"]
     worker  = ["worker-password-0123456789abcdef-01234"]
+    scaler  = ["scaler-password-0123456789abcdef-01234"]
+    loader  = ["loader-password-0123456789abcdef-01234"]
     ops     = ["ops-password-0123456789abcdef-01234567"]
   }
 }
@@ -50,12 +52,12 @@ run "durable_and_closed" {
   }
 
   assert {
-    condition     = toset(aws_memorydb_acl.this[0].user_names) == toset(["headrace-gateway", "headrace-ops", "headrace-worker"])
-    error_message = "the ACL must hold our three users and no other"
+    condition     = toset(aws_memorydb_acl.this[0].user_names) == toset([for user in ["gateway", "worker", "scaler", "loader", "ops"] : "headrace-${user}"])
+    error_message = "the ACL must hold our users and no other"
   }
 
   assert {
-    condition     = alltrue([for user in aws_memorydb_user.this : !strcontains(user.access_string, "+@all") && !strcontains(user.access_string, "~* ") && !strcontains(user.access_string, "nopass")])
+    condition     = alltrue([for user in aws_memorydb_user.this : !strcontains(user.access_string, "+@") && !strcontains(user.access_string, "+eval") && !strcontains(user.access_string, "~* ") && !strcontains(user.access_string, "nopass")])
     error_message = "no user may do everything, or reach every key"
   }
 
