@@ -31,9 +31,10 @@ LOAD_S = 90.0
 
 
 class Cluster(NamedTuple):
-    """A Ray cluster: where its dashboard listens, and the file that its nodes read."""
+    """A Ray cluster: where its dashboard and its GCS listen, and the file that its nodes read."""
 
     dashboard: str
+    gcs: str
     config: Path
 
 
@@ -78,17 +79,18 @@ def cluster(redis_server: EmbeddedServer) -> Iterator[Cluster]:
         "RAY_AUTH_TOKEN": TOKEN,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-        "HEADRACE_REDIS__URL": redis_server.url,
     }
+    # as in the manifests: the controller, on the head, decides how many replicas there are; replicas are on the node
+    of_head, of_node = (env | {"HEADRACE_REDIS__URL": redis_server.url_of(user)} for user in ("scaler", "worker"))
     head = ["--head", "--num-cpus", "0", "--port", str(gcs), "--dashboard-port", str(dashboard)]
     head += ["--dashboard-agent-listen-port", str(head_agent), "--temp-dir", str(folder / "ray")]
     node = ["--address", f"127.0.0.1:{gcs}", "--num-cpus", "1", "--dashboard-agent-listen-port", str(node_agent)]
-    processes = [_start(env, folder / "head.log", *head)]
+    processes = [_start(of_head, folder / "head.log", *head)]
     try:
         until(lambda: _is_up(f"http://127.0.0.1:{dashboard}/api/version", processes), LOAD_S)
-        processes.append(_start(env, folder / "node.log", *node))
+        processes.append(_start(of_node, folder / "node.log", *node))
         until(lambda: _is_up(f"http://127.0.0.1:{node_agent}/api/healthz", processes), LOAD_S)
-        yield Cluster(f"http://127.0.0.1:{dashboard}", config)
+        yield Cluster(f"http://127.0.0.1:{dashboard}", f"127.0.0.1:{gcs}", config)
     finally:
         _end(processes)
         shutil.rmtree(folder)
@@ -128,7 +130,8 @@ async def test_a_model_of_the_serve_configuration_answers(cluster: Cluster, redi
 
         await eventually(is_running, LOAD_S)
         said = (await http.get(where)).text
-        assert redis_server.url not in said  # where the broker is, and its password, stay on the nodes
+        for user in ("scaler", "worker"):  # where the broker is, and its passwords, stay on the nodes
+            assert redis_server.url_of(user) not in said
         try:
             await eventually(lambda: pod.started)
             body = {"model": "scripted", "messages": [{"role": "user", "content": "ray"}], "max_tokens": 3}
@@ -137,3 +140,20 @@ async def test_a_model_of_the_serve_configuration_answers(cluster: Cluster, redi
             assert done.json()["choices"][0]["message"]["content"] == text
         finally:
             await pod.stop()
+
+
+@pytest.mark.parametrize("token", [None, "f" * 32])
+def test_without_its_token_nobody_runs_code_on_ray(cluster: Cluster, token: str | None) -> None:
+    """Neither as a driver, nor by the dashboard's jobs, which have been a door for worms."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env = clean | {"RAY_AUTH_MODE": "token"} | ({"RAY_AUTH_TOKEN": token} if token else {"HOME": "/nonexistent"})
+    code = f"import ray; ray.init('{cluster.gcs}', log_to_driver=False); print('IN')"
+    driver = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert driver.returncode != 0 and "IN" not in driver.stdout
+    assert "token" in (driver.stdout + driver.stderr).lower()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    for path, body in (("/api/jobs/", {"entrypoint": "id"}), ("/api/serve/applications/", {"applications": []})):
+        send = httpx.post if "jobs" in path else httpx.put
+        assert send(f"{cluster.dashboard}{path}", json=body, headers=headers).status_code in (401, 403)
