@@ -32,15 +32,16 @@ from headrace.broker.errors import (
     MethodNotAllowed,
     NotFound,
 )
+from headrace.broker.models_file import ModelsFile
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
 
 log = logging.getLogger(__name__)
 
 
-def create_app(settings: Settings, broker: Broker, url: str = "") -> FastAPI:
+def create_app(settings: Settings, broker: Broker, url: str = "", models: ModelsFile | None = None) -> FastAPI:
     """One pod. It owns the broker it is given: opened at start-up, closed at shutdown."""
-    pod = Pod(settings, broker, url)
+    pod = Pod(settings, broker, url, models)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -13,13 +13,13 @@ from headrace.broker.models import Model
 def models_of(pod: Pod, request: HTTPConnection) -> list[Model]:
     """The models that the caller's key may use, as they are configured."""
     allowed = auth.caller_of(request).models
-    return [model for model in pod.settings.models if allowed is None or model.name in allowed]
+    return [model for model in pod.settings.served() if allowed is None or model.name in allowed]
 
 
 def model_of(pod: Pod, request: HTTPConnection, name: str) -> Model:
-    """The model of a name, in which the tag `latest` says nothing; raises ModelNotFound."""
+    """The model of a name or an alias, in which the tag `latest` says nothing; raises ModelNotFound."""
     for model in models_of(pod, request):
-        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest")):
+        if name in (model.name, f"{model.name}:latest", model.name.removesuffix(":latest"), *model.aliases):
             return model
     raise ModelNotFound(f"model {name[:128]!r} not found; GET /v1/models lists what there is", param="model")
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TypeVar
 
+from headrace.api.wire.ollama_models import serves
 from headrace.broker import metrics
 from headrace.broker.errors import BrokerDown
 from headrace.broker.models import Model, service_levels
@@ -38,13 +39,19 @@ class Gauges:
     """See the module."""
 
     def __init__(self, settings: Settings, broker: Broker) -> None:
-        self._models = settings.models
+        self._models: list[Model] = []
         self._broker = broker
         self._lock = asyncio.Lock()
         self._until = 0.0
         self._decided: dict[tuple[str, str], int] = {}
         self._starts: dict[str, int] = {}
-        for model in settings.models:
+        self.follow(settings)
+
+    def follow(self, settings: Settings) -> None:
+        """Show these models from now on, and nothing any more of those that are gone."""
+        self.forget()
+        self._models, self._until = list(settings.served()), 0.0
+        for model in self._models:
             levels = service_levels(model)
             metrics.SLO_TARGET.labels(model.name, "ttft").set(levels.ttft_s)
             metrics.SLO_TARGET.labels(model.name, "tpot").set(levels.tpot_s)
@@ -85,7 +92,7 @@ class Gauges:
 
     @staticmethod
     def _count_replicas(model: Model, replicas: Mapping[str, Mapping[str, str]]) -> None:
-        states = [about.get("state") for about in replicas.values() if about.get("model") == model.name]
+        states = [about.get("state") for about in replicas.values() if serves(about, model.name)]
         for state in _STATES:
             metrics.REPLICAS.labels(model.name, state).set(states.count(state))
 

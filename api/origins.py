@@ -6,7 +6,7 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 
-EXPOSED = ("X-Request-Id", "X-Idempotent-Replay", "Retry-After")
+EXPOSED = ("X-Request-Id", "X-Headrace-Model", "X-Idempotent-Replay", "Retry-After")
 
 
 def is_welcome(request: HTTPConnection, origins: list[str]) -> bool:

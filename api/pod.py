@@ -19,6 +19,7 @@ from headrace.api.pace import Pace
 from headrace.api.tracing import Tracing
 from headrace.broker import figures, metrics, tracing
 from headrace.broker.errors import BrokerDown, BrokerFull, Draining, HeadraceError
+from headrace.broker.models_file import ModelsFile
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Broker
 from headrace.broker.reaping import reap_for_ever
@@ -46,7 +47,8 @@ class Beating(Protocol):
 class Pod:
     """See the module. `start` returns also while the broker is down: readiness says so until it is there."""
 
-    def __init__(self, settings: Settings, broker: Broker, url: str = "") -> None:
+    def __init__(self, settings: Settings, broker: Broker, url: str = "", models: ModelsFile | None = None) -> None:
+        """`models`: where to look whether they have changed; None is for those of `settings` as long as it runs."""
         self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self.settings = settings
         self.broker = broker
@@ -54,6 +56,7 @@ class Pod:
         self.pace = Pace(settings.api.resumes_per_minute)
         self.audit = Audit(broker.ledger)
         self.url = url
+        self._models = models
         self.beat_s = min(1.0, settings.api.heartbeat_s / 4)
         """How often every open stream is asked whether a heartbeat is due."""
         tracer = tracing.opened(settings.tracing, "headrace-pod", self.id)
@@ -81,6 +84,8 @@ class Pod:
         self._tasks = [
             asyncio.create_task(loop(), name=loop.__name__) for loop in (self._watch_broker, self._reap, self._beat)
         ]
+        if self._models is not None:
+            self._tasks.append(asyncio.create_task(self._models.follow(self._take), name="follow models"))
 
     async def close(self) -> None:
         await cancel_all(self._tasks)
@@ -90,6 +95,11 @@ class Pod:
         await self.broker.close()
         if self.tracing is not None:
             await self.tracing.tracer.close()
+
+    def _take(self, settings: Settings) -> None:
+        """New models; a request that has begun goes on with those that it has seen."""
+        self.settings = settings
+        self._gauges.follow(settings)
 
     async def secret(self) -> bytes:
         """What idempotency keys are made job ids with, the same in every pod.

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from functools import partial
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,6 +26,9 @@ from headrace.broker import errors, metrics
 from headrace.broker.errors import BodyTooLarge, HeadraceError, JobEnded
 from headrace.broker.messages import Ended, ReadEntry, View
 from headrace.broker.tail import Reader
+
+_SAFE = "/:@+, "
+"""Of a model's name in a header; what is not ASCII is percent-encoded."""
 
 log = logging.getLogger(__name__)
 
@@ -178,8 +182,10 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def send_start(self, send: Send, status: int, headers: dict[str, str]) -> None:
-        self.subject.status, self.subject.began_at = status, time.monotonic()
-        named = {**id_headers(self.subject.form, self.subject.job_id), **self.subject.headers, **headers}
+        subject = self.subject
+        subject.status, subject.began_at = status, time.monotonic()
+        named = {**id_headers(subject.form, subject.job_id), **subject.headers, **headers}
+        named["x-headrace-model"] = quote(subject.view.model, _SAFE)
         if self.subject.is_replay:
             named["x-idempotent-replay"] = "true"
         if self.subject.trace is not None:

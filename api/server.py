@@ -23,6 +23,7 @@ from headrace.api.lingering import Meter, Unread, linger
 from headrace.api.wire import BY_NAME
 from headrace.broker import addresses
 from headrace.broker.errors import BadRequest, ConfigError, HeadersTimeout, HeadersTooLarge, HeadraceError
+from headrace.broker.models_file import ModelsFile
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import ApiSettings, Settings
 from headrace.broker.tasks import loop_factory
@@ -289,14 +290,14 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-async def serve(settings: Settings, broker: Broker, listener: socket.socket) -> None:
+async def serve(settings: Settings, broker: Broker, listener: socket.socket, models: ModelsFile | None = None) -> None:
     """Run one pod on a bound socket."""
     host, port = listener.getsockname()[:2]
-    app = create_app(settings, broker, f"http://{addresses.location(host, port)}")
+    app = create_app(settings, broker, f"http://{addresses.location(host, port)}", models)
     await Server(configure(settings, app)).serve(sockets=[listener])
 
 
-def run(settings: Settings, broker: Broker, listener: socket.socket) -> None:
+def run(settings: Settings, broker: Broker, listener: socket.socket, models: ModelsFile | None = None) -> None:
     """`serve` on uvloop, where there is one."""
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(serve(settings, broker, listener))
+        runner.run(serve(settings, broker, listener, models))

@@ -14,7 +14,7 @@ from msgspec import structs
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from headrace.api import auth, catalog, estimate, ratelimit, requests
+from headrace.api import auth, catalog, estimate, fallback, ratelimit, requests
 from headrace.api.connection import Connection
 from headrace.api.pod import Pod
 from headrace.api.relay import StreamReply
@@ -127,13 +127,13 @@ async def admit(  # who asks, for what, in which words
         allowance=Allowance(key.id, key.limits, key.owner_limits) if key.is_limited else None,
     )
     try:
-        admitted = await pod.broker.admit(admission)
+        admission, admitted = await fallback.admit(pod, request, admission, model)
     except OverflowError as error:  # in a schema, say, where anything may stand
         raise BadRequest("the body has a whole number of more than 64 bits") from error
     if not admitted.is_new:
         return await _join(pod, request, job.id, view, is_unread=is_unread)
     log.debug("job %s admitted", job.id, extra={"event": "job_admitted", "request_id": job.id})
-    subject = _of(request, Subject(pod, job.id, view, form, requests.route_of(request), None, coalesce_s))
+    subject = _of(request, Subject(pod, job.id, admission.view, form, requests.route_of(request), None, coalesce_s))
     subject.trace, subject.headers = trace, ratelimit.headers(form.name, admitted.standing)
     subject.time(accepted_at)
     if is_unread:

@@ -59,7 +59,7 @@ USERS: dict[str, User] = {
         "zrank zremrangebyscore zrevrange zscore",
         writes="ages arrived counter dead deadlines fair held idle job leases load log models news overrun pod pods "
         "poison queue readers reaped secret slots spent unread usage",
-        reads="decided decisions drain keys model prefix replica replicas",
+        reads="decided decisions drain keys model prefix replica replicas unplaced",
         channels="hints wake",
         notes="audit",
     ),
@@ -72,15 +72,16 @@ USERS: dict[str, User] = {
         "zremrangebyscore",
         writes="ages arrived counter dead deadlines drain fair held idle job leases load log model models news overrun "
         "poison prefix queue readers reaped replica replicas slots spent unread usage",
+        reads="unplaced",
         channels="hints wake",
     ),
     "scaler": User(
         "who decides how many replicas there are: reads the queues, says what is wanted, notes its decisions",
         verbs="present stats",
         commands=_COMMON
-        + "del exists expire hget hgetall hincrby hmget hset lindex lpush lrem ltrim pexpire pttl scard zadd "
+        + "del exists expire get hget hgetall hincrby hmget hset lindex lpush lrem ltrim pexpire pttl scard set zadd "
         "zcard zrange zrem zremrangebyscore",
-        writes="decided decisions idle model",
+        writes="decided decisions idle model unplaced",
         reads="ages arrived held load pod pods queue replica replicas",
     ),
     "ops": User(
@@ -92,7 +93,7 @@ USERS: dict[str, User] = {
         administers="acl bgrewriteaof client cluster command config failover function latency memory object replicaof "
         "role slowlog wait",
         writes="ages arrived counter dead deadlines fair held idle job leases load log models news overrun queue "
-        "keys poison readers slots spent unread usage",
+        "keys poison readers slots spent unplaced unread usage",
         channels="hints wake",
         notes="audit",
         is_for_people=True,

@@ -65,8 +65,8 @@ def answer(said: Sequence[Any]) -> Admitted:
     match said:
         case [b"admitted", last, enqueued_ms, *standing]:
             return Admitted(True, last.decode(), enqueued_ms, _standing(standing))
-        case [b"no_capacity"]:
-            raise NoCapacity
+        case [b"no_capacity", why]:
+            raise NoCapacity(why.decode())
         case [b"poisoned", left_ms]:
             raise RequestPoisoned(retry_after_s=math.ceil(left_ms / 1000))
         case [b"limit", whose, name, limit, retry_ms, *standing]:

@@ -66,6 +66,7 @@ KEYS: dict[str, Key] = {
     "model": Key(
         "model:", "zset", "<model>: who offers capacity for it, by the time until which that holds", "presence"
     ),
+    "unplaced": Key("unplaced:", "string", "<model>: why no replica of it can be placed, if none can", "presence"),
     "replica": Key("replica:", "hash", "<replica>: model, state, slots, running, pid, host, context", "presence"),
     "replicas": Key("replicas", "zset", "replica ids by the time until which they are present", "presence"),
     "pod": Key("podinfo:", "hash", "<pod>: pid, host, url", "presence"),

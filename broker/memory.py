@@ -140,7 +140,12 @@ class MemoryBroker:
             sum(stats.arrived_jobs for stats in each),
             sum(stats.arrived_tokens for stats in each),
             max(stats.replica_starts for stats in each),
+            each[0].unplaced,
         )
+
+    async def note_unplaced(self, model: str, why: str) -> None:
+        for shard in self._shards:
+            shard.note_unplaced(model, why)
 
     # -- the autoscaler -------------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ class MemoryShard(ShardState):
         if (until := self._poisoned.get(admission.digest, now)) > now:
             raise RequestPoisoned(retry_after_s=math.ceil((until - now) / 1000))
         if not self._is_served(job.model):
-            raise NoCapacity
+            raise NoCapacity(self._why_unplaced(job.model))
         self.accounts.check(admission, now)
         self._make_room(admission, now)
         reading_ms = ms(queue.reader_lease_s) if admission.pod else 0
@@ -322,7 +322,7 @@ class MemoryShard(ShardState):
         waiting = [stored for stored in self._live() if stored.place and not is_held]
         unserved = [stored for stored in waiting if not self._is_served(stored.model)]
         for stored in unserved:
-            self._finish_unrun(stored, "failed", "no_capacity")
+            self._finish_unrun(stored, "failed", "no_capacity", self._why_unplaced(stored.model))
         return Reaped(len(leases), len(unread), len(late), len(unserved), len(overrun))
 
     def _is_held(self, now: int) -> bool:
@@ -370,7 +370,11 @@ class MemoryShard(ShardState):
             oldest_ms = max(oldest_ms, now - stored.enqueued_ms)
         running = sum(stored.worker in self._capacity.get(model, {}) for stored in self._live())
         arrived, starts = self._arrived.get(model, (0, 0)), self._starts.get(model, 0)
-        return ModelStats(waiting, oldest_ms, running, self._load(model)[2], *arrived, starts)
+        why = self._why_unplaced(model)
+        return ModelStats(waiting, oldest_ms, running, self._load(model)[2], *arrived, starts, why)
+
+    def note_unplaced(self, model: str, why: str) -> None:
+        self._unplaced[model] = self._now_ms() + ms(self._queue.lease_s), why
 
     def append(self, append: Append) -> Written:
         stored = self.find(append.job_id)

@@ -110,6 +110,7 @@ class ShardState:
         self._starts: dict[str, int] = {}
         self._poisoned: dict[str, int] = {}
         """Digests of requests that are refused, by until when."""
+        self._unplaced: dict[str, tuple[int, str]] = {}
         self._present: dict[str, dict[str, tuple[int, dict[str, str]]]] = {"replicas": {}, "pods": {}}
 
     def find(self, job_id: str) -> StoredJob | None:
@@ -134,6 +135,10 @@ class ShardState:
 
     def _is_served(self, model: str) -> bool:
         return any(until_ms > self._now_ms() for until_ms in self._capacity.get(model, {}).values())
+
+    def _why_unplaced(self, model: str) -> str:
+        until_ms, why = self._unplaced.get(model, (0, ""))
+        return why if until_ms > self._now_ms() else ""
 
     def _next_serial(self) -> int:
         self._serial += 1

@@ -92,6 +92,9 @@ REAPED_JOBS = Counter(
     " no_capacity, max_run.",
     ("reason",),
 )
+FALLBACKS = Counter(
+    "headrace_fallbacks_total", "Requests that another model took, as theirs refused them.", ("model", "fallback")
+)
 REJECTIONS = Counter("headrace_rejections_total", "Requests that were refused, by reason.", ("reason",))
 AUTOSCALER_DESIRED = Gauge(
     "headrace_autoscaler_desired_replicas", "How many replicas the autoscaler last decided on.", ("model",)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 
 class ModelAutoscaling(Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,8 +36,24 @@ class ModelAutoscaling(Struct, frozen=True, forbid_unknown_fields=True):
     """Who gets GPUs first when they do not suffice for all: the higher number."""
 
 
+Refusal = Literal["no_capacity", "queue_full"]
+
+Strategy = Literal["STRICT_PACK", "PACK", "SPREAD", "STRICT_SPREAD"]
+"""Where the ranks of a replica lie, in Ray's words: all on one node, on few, on many, each on a node of its own."""
+
+
+class Adapter(Struct, frozen=True, forbid_unknown_fields=True):
+    """A LoRA adapter: to requests a model of its own, to the replicas of its base one more thing that they can do."""
+
+    name: str
+    path: str | None = None
+    """vllm: a folder in PEFT's layout; llamacpp: a GGUF file."""
+    hub: str | None = None
+    """A Hugging Face id, in place of `path`; vllm only."""
+
+
 class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What every engine has: the served name and how it is placed."""
+    """What every engine has: the served name and how it is placed; see docs/models.md."""
 
     name: str
     replicas: int = 1
@@ -45,8 +61,42 @@ class ModelSettings(Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """Sequences that one replica decodes at a time."""
     cpus: float = 1.0
     gpus: float = 0.0
+    """Of one replica, all its ranks together; a fraction shares a GPU with other replicas."""
     autoscaling: ModelAutoscaling | None = None
     """null: always `replicas`. Else `replicas` is what it begins with."""
+    accelerator: str | None = None
+    """The kind of its GPUs, as Ray calls it: `A100`, `H100`, `T4`; null: any."""
+    tensor_parallel: int = 1
+    """Ranks that share each layer; they must lie on one node."""
+    pipeline_parallel: int = 1
+    """Stages that share the layers."""
+    strategy: Strategy | None = None
+    """null: STRICT_PACK without pipeline stages, PACK with."""
+    aliases: list[str] = []
+    """Other names that requests may call it by."""
+    fallbacks: list[str] = []
+    """Models that answer in its place where it refuses a request, in this order."""
+    fallback_on: tuple[Refusal, ...] = ("no_capacity",)
+    """For which refusals: that no replica serves it, that its queue is full."""
+    adapters: list[Adapter] = []
+    """LoRA adapters that its replicas serve too."""
+    adapters_loaded: int = 4
+    """How many of them a replica of vLLM holds on its GPU at a time; llamacpp holds all."""
+
+    @property
+    def names(self) -> list[str]:
+        """The queues that its replicas serve: its own, and one for each adapter."""
+        return [self.name, *(adapter.name for adapter in self.adapters)]
+
+    @property
+    def ranks(self) -> int:
+        """Processes with a GPU (or CPUs) of their own that make up one replica."""
+        return self.tensor_parallel * self.pipeline_parallel
+
+    @property
+    def layout(self) -> Strategy:
+        """The strategy, chosen or by default."""
+        return self.strategy or ("PACK" if self.pipeline_parallel > 1 else "STRICT_PACK")
 
 
 class WheelFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,6 +115,8 @@ class LlamacppModel(ModelSettings, frozen=True, tag_field="engine", tag="llamacp
     source: WheelFile | None = None
     path: str | None = None
     """A GGUF file on disk, in place of `source`."""
+    uri: str | None = None
+    """A GGUF file in an object store, in place of both: `s3://`, `gs://` or `https://`."""
     system: str | None = None
     """The system message of a conversation that brings none; None leaves it to the model's own template."""
     context_tokens: int = 2048
@@ -113,12 +165,15 @@ class ScriptedModel(ModelSettings, frozen=True, tag_field="engine", tag="scripte
     """How `script` ends: `eos`, `limit`, or `error`."""
     dimensions: int = 64
     """Of its embeddings."""
+    hang_after_tokens: int | None = None
+    """A fault for tests: after so many tokens in all, a replica makes no more until its process is started anew."""
 
 
 class VllmArguments(Struct, frozen=True, forbid_unknown_fields=True):
     """The engine arguments of vLLM that may be set, each by vLLM's own name; null leaves it to vLLM.
 
-    Nothing else is passed on: what is not listed here is not known to keep what this project promises.
+    Nothing else is passed on: what is not listed here is not known to keep what this project promises. How many ranks
+    there are, and what runs them, follows from the model's placement.
     """
 
     dtype: str | None = None
@@ -131,9 +186,6 @@ class VllmArguments(Struct, frozen=True, forbid_unknown_fields=True):
     enable_prefix_caching: bool | None = None
     max_num_batched_tokens: int | None = None
     max_logprobs: int | None = None
-    tensor_parallel_size: int | None = None
-    pipeline_parallel_size: int | None = None
-    distributed_executor_backend: Literal["mp", "ray"] | None = None
     enforce_eager: bool | None = None
     attention_backend: str | None = None
     seed: int | None = None
@@ -147,6 +199,8 @@ class WeightsModel(ModelSettings, frozen=True, kw_only=True):
     """A Hugging Face folder or a GGUF file on disk, in place of `source`."""
     hub: str | None = None
     """A Hugging Face id, in place of both."""
+    uri: str | None = None
+    """The same as `path` in an object store, in place of all: `s3://`, `gs://`; `https://` for one file."""
     revision: str | None = None
     """Of `hub`: a branch, a tag or a commit."""
     system: str | None = None
@@ -197,73 +251,6 @@ class RemoteModel(ModelSettings, frozen=True, tag_field="engine", tag="remote"):
 Model = LlamacppModel | ScriptedModel | VllmModel | TransformersModel | RemoteModel
 
 
-Refuse = Callable[[str, object, str], None]
-"""Raises for a path, the value that stands there, and what is wrong with it."""
-
-
-def check_model(where: str, model: Model, refuse: Refuse) -> None:
-    """Refuse what no type can say."""
-    if model.slots < 1:
-        refuse(f"{where}.slots", model.slots, "must be at least 1")
-    if model.autoscaling is not None:
-        _check_autoscaling(f"{where}.autoscaling", model, model.autoscaling, refuse)
-    if isinstance(model, LlamacppModel) and (model.source is None) == (model.path is None):
-        refuse(f"{where}.path", model.path, "either `path` or `source` says where the GGUF file is")
-    if isinstance(model, WeightsModel):
-        _check_weights(where, model, refuse)
-    if isinstance(model, RemoteModel):
-        _check_remote(where, model, refuse)
-    if isinstance(model, ScriptedModel):
-        _check_scripted(where, model, refuse)
-
-
-def _check_scripted(where: str, model: ScriptedModel, refuse: Refuse) -> None:
-    if model.script_end not in ("eos", "limit", "error"):
-        refuse(f"{where}.script_end", model.script_end, "must be eos, limit or error")
-    for place, part in enumerate(model.script):
-        if isinstance(part, ScriptedPart) and (part.reasoning is None) == (part.tool_call is None):
-            refuse(f"{where}.script[{place}]", part, "must have one of reasoning and tool_call")
-    if not 1 <= model.dimensions <= 65536:
-        refuse(f"{where}.dimensions", model.dimensions, "must be 1 to 65536")
-
-
-def _check_weights(where: str, model: WeightsModel, refuse: Refuse) -> None:
-    places = {"source": model.source, "path": model.path, "hub": model.hub}
-    if sum(value is not None for value in places.values()) != 1:
-        refuse(f"{where}.path", model.path, "one of `path`, `source` and `hub` says where the model is")
-    if model.revision is not None and model.hub is None:
-        refuse(f"{where}.revision", model.revision, "is of `hub` only")
-    if model.context_tokens < 2:
-        refuse(f"{where}.context_tokens", model.context_tokens, "must be at least 2")
-
-
-def _check_remote(where: str, model: RemoteModel, refuse: Refuse) -> None:
-    if not model.url.startswith(("http://", "https://")):
-        refuse(f"{where}.url", model.url, "must begin with http:// or https://")
-    for field in ("connect_timeout_s", "event_timeout_s"):
-        if getattr(model, field) <= 0:
-            refuse(f"{where}.{field}", getattr(model, field), "must be positive")
-
-
-def _check_autoscaling(where: str, model: Model, chosen: ModelAutoscaling, refuse: Refuse) -> None:
-    if not 0 <= chosen.min_replicas <= chosen.max_replicas:
-        refuse(f"{where}.min_replicas", chosen.min_replicas, "must be 0 to `max_replicas`")
-    if chosen.max_replicas < 1:
-        refuse(f"{where}.max_replicas", chosen.max_replicas, "must be at least 1")
-    if not chosen.min_replicas <= model.replicas <= chosen.max_replicas:
-        refuse(where.replace("autoscaling", "replicas"), model.replicas, "must be `min_replicas` to `max_replicas`")
-    if not 0.5 <= chosen.attainment <= 0.9999:
-        refuse(f"{where}.attainment", chosen.attainment, "must be 0.5 to 0.9999")
-    for name in ("ttft_slo_s", "tpot_slo_s", "prefill_tokens_per_s"):
-        if not getattr(chosen, name) > 0:
-            refuse(f"{where}.{name}", getattr(chosen, name), "must be more than 0")
-    if chosen.decode_tokens_per_s is not None and chosen.decode_tokens_per_s <= 0:
-        refuse(f"{where}.decode_tokens_per_s", chosen.decode_tokens_per_s, "must be more than 0")
-    for name in ("ttft_slo_prefills", "start_up_s", "kv_tokens", "hold_s", "idle_s"):
-        if getattr(chosen, name) < 0:
-            refuse(f"{where}.{name}", getattr(chosen, name), "must not be negative")
-
-
 class ServiceLevels(Struct, frozen=True):
     """What requests are judged against: seconds to the first content token, and for each one after it."""
 
@@ -274,3 +261,13 @@ class ServiceLevels(Struct, frozen=True):
 def service_levels(model: Model) -> ServiceLevels:
     chosen = model.autoscaling
     return ServiceLevels(chosen.ttft_slo_s, chosen.tpot_slo_s) if chosen else ServiceLevels()
+
+
+def served(models: Iterable[Model]) -> Iterator[Model]:
+    """What requests may name, one after the other: each model, and as models of their own its adapters."""
+    for model in models:
+        yield model
+        for adapter in model.adapters:
+            yield structs.replace(
+                model, name=adapter.name, aliases=[], fallbacks=[], adapters=[], replicas=0, autoscaling=None
+            )

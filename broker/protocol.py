@@ -180,6 +180,7 @@ class ModelStats(Struct, frozen=True):
 
     `arrived_jobs` and `arrived_tokens` (of prompts) were ever admitted, and `replica_starts` replicas have come (one
     whose presence had lapsed counts again); all three begin anew after a long silence.
+    `unplaced` says why it has no replica, if the cluster cannot place one.
     """
 
     waiting: dict[str, int]
@@ -189,6 +190,7 @@ class ModelStats(Struct, frozen=True):
     arrived_jobs: int = 0
     arrived_tokens: int = 0
     replica_starts: int = 0
+    unplaced: str = ""
 
 
 class JobStatus(Struct, frozen=True):
@@ -327,6 +329,13 @@ class Broker(Protocol):
         ...
 
     async def stats(self, model: str) -> ModelStats: ...
+
+    async def note_unplaced(self, model: str, why: str) -> None:
+        """Say why the cluster cannot place a model's replicas, or with '' that it can; it lapses after `lease_s`.
+
+        It is what NoCapacity says then; whether there is capacity, only presence says.
+        """
+        ...
 
     # -- the autoscaler -------------------------------------------------------------------------------------------
 

@@ -207,15 +207,21 @@ class RedisBroker:
 
     async def stats(self, model: str) -> ModelStats:
         waiting, oldest, running, tokens = dict.fromkeys(messages.BANDS, 0), 0, 0, 0
-        arrived_jobs, arrived_tokens, starts = 0, 0, 0
+        arrived_jobs, arrived_tokens, starts, why = 0, 0, 0, b""
         for shard in range(self.shards):
-            counts, age, held, prompt_tokens, *arrived = await self._run("stats", shard, model)
+            counts, age, held, prompt_tokens, *arrived, why = await self._run("stats", shard, model)
             arrived_jobs, arrived_tokens = arrived_jobs + arrived[0], arrived_tokens + arrived[1]
             for band, count in zip(messages.BANDS, counts, strict=True):
                 waiting[band] += count
             oldest, running, tokens = max(oldest, age), running + held, tokens + prompt_tokens
             starts = max(starts, arrived[2])  # every replica comes to every shard
-        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens, starts)
+        return ModelStats(waiting, oldest, running, tokens, arrived_jobs, arrived_tokens, starts, why.decode())
+
+    async def note_unplaced(self, model: str, why: str) -> None:
+        for shard in range(self.shards):
+            key = keys.key("unplaced", shard, model)
+            async with self._at(shard) as node:
+                await (node.redis.set(key, why, px=_ms(self._queue.lease_s)) if why else node.redis.delete(key))
 
     # -- the autoscaler -------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ the value read as YAML. `HEADRACE_PORT` and `HEADRACE_DATA` are short for `api.p
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,8 @@ from msgspec import Struct
 from headrace.broker import api_keys
 from headrace.broker.api_keys import KeySettings as KeySettings
 from headrace.broker.errors import ConfigError
-from headrace.broker.models import Model, check_model
+from headrace.broker.model_checks import check_model, check_names
+from headrace.broker.models import Model, served
 
 DEFAULT_FILE = "headrace.yaml"
 
@@ -134,6 +135,16 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     free one, null nowhere. Pods tell Prometheus which (`/metrics/targets`)."""
 
 
+class RaySettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """Where `headrace serve` places replicas."""
+
+    address: str | None = None
+    """A running Ray cluster, as `host:port` or `auto`; null: a Ray of this machine, started and ended with `serve`."""
+    placement_s: float = 30.0
+    """A model that no node has room for is waited for so long, then its requests are refused with the reason. Where
+    nodes are started on demand it is as long as that takes."""
+
+
 class AutoscalerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """What all models' autoscaling shares."""
 
@@ -183,10 +194,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     autoscaler: AutoscalerSettings = AutoscalerSettings()
     tracing: TracingSettings = TracingSettings()
     generation_log: GenerationLogSettings = GenerationLogSettings()
+    ray: RaySettings = RaySettings()
     keys: list[KeySettings] = []
     data_dir: str = ".headrace"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
+
+    def served(self) -> Iterator[Model]:
+        """What requests may name: each model, and its adapters as models of their own."""
+        return served(self.models)
 
     def model(self, name: str) -> Model:
         """The model of this name; raises ConfigError if there is none."""
@@ -203,7 +219,7 @@ def load(path: str | Path | None, env: Mapping[str, str]) -> Settings:
     Without a path, `headrace.yaml` in the working directory is read if there is one, else the file that is installed
     with the package. Raises ConfigError, which names the path and the value.
     """
-    file = _find(path)
+    file = find(path)
     try:
         raw = yaml.safe_load(file.read_text("utf-8")) or {}
     except OSError as error:
@@ -221,7 +237,8 @@ def load(path: str | Path | None, env: Mapping[str, str]) -> Settings:
     return settings
 
 
-def _find(path: str | Path | None) -> Path:
+def find(path: str | Path | None) -> Path:
+    """The file that `load` reads for this path."""
     if path is not None:
         return Path(path)
     here = Path(DEFAULT_FILE)
@@ -273,14 +290,9 @@ def _check(file: Path, settings: Settings) -> None:
 
     if not settings.models:
         refuse("models", [], "must name at least one model")
-    names = [model.name for model in settings.models]
+    check_names(settings.models, refuse)
     for index, model in enumerate(settings.models):
-        where = f"models[{index}]"
-        if not model.name or len(model.name) > 128 or not model.name.isprintable() or "{" in model.name:
-            refuse(f"{where}.name", model.name, "must be 1 to 128 printable characters without braces")
-        if names.index(model.name) != index:
-            refuse(f"{where}.name", model.name, "stands twice")
-        check_model(where, model, refuse)
+        check_model(f"models[{index}]", model, refuse)
     if not 1 <= settings.redis.shards <= 65536:
         refuse("redis.shards", settings.redis.shards, "must be 1 to 65536")
     if not 0 < settings.api.port < 65536:
@@ -294,7 +306,7 @@ def _check(file: Path, settings: Settings) -> None:
         refuse("tracing.endpoint", settings.tracing.endpoint, "must be an http or https URL")
     if not 0 <= settings.tracing.sample_ratio <= 1:
         refuse("tracing.sample_ratio", settings.tracing.sample_ratio, "must be 0 to 1")
-    for section in ("redis", "queue", "api", "worker", "autoscaler", "tracing", "generation_log"):
+    for section in ("redis", "queue", "api", "worker", "autoscaler", "ray", "tracing", "generation_log"):
         values = getattr(settings, section)
         for field in values.__struct_fields__:
             value = getattr(values, field)

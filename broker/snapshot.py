@@ -59,6 +59,8 @@ class ModelNow(Struct, frozen=True):
     tokens: dict[str, int]
     is_autoscaled: bool
     decisions: list[ScaleDecision]
+    problem: str = ""
+    """Why it has no replica, if the cluster cannot place one."""
 
 
 class ReplicaNow(Struct, frozen=True):
@@ -78,6 +80,8 @@ class ReplicaNow(Struct, frozen=True):
     pid: int
     batch: int | None = None
     kv_percent: int | None = None
+    node: str = ""
+    """The cluster's name of the node that it lies on, if a cluster has placed it."""
 
 
 class PodNow(Struct, frozen=True):
@@ -193,6 +197,7 @@ def _model(model: Model, readings: Readings, said: Mapping[str, Published]) -> M
         sum((each.total for each in counted), Figures()).tokens,
         chosen is not None,
         decisions,
+        stats.unplaced,
     )
 
 
@@ -222,7 +227,9 @@ def _replica(id: str, about: Mapping[str, str], said: Published) -> ReplicaNow:
         about.get("progress", ""),
         about.get("host", ""),
         _number(about, "pid"),
-        *(_number(about, name) if name in about else None for name in ("batch", "kv_percent")),
+        _number(about, "batch") if "batch" in about else None,
+        _number(about, "kv_percent") if "kv_percent" in about else None,
+        about.get("node", ""),
     )
 
 

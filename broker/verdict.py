@@ -103,9 +103,8 @@ def _of_capacity(model: ModelNow) -> Iterator[Reason]:
     elif starting:
         yield Reason("strained", f"{model.name}: no replica is ready, {starting} starting")
     else:
-        yield Reason(
-            "failing", f"{model.name}: there is no replica" + (f", and {waiting} requests wait" * bool(waiting))
-        )
+        why = model.problem or "there is no replica"
+        yield Reason("failing", f"{model.name}: {why}" + (f", and {waiting} requests wait" * bool(waiting)))
 
 
 def _of_service(model: ModelNow, queue_timeout_s: float) -> Iterator[Reason]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 from msgspec.structs import replace
 
 from headrace.broker import logs
+from headrace.broker.models_file import ModelsFile
 from headrace.cli import options
 
 
@@ -32,4 +34,5 @@ def command(
     listener = socket.socket(fileno=fd) if fd is not None else server.bind(settings, port or settings.api.port)
     if fd is None:
         typer.echo(f"headrace pod on http://{settings.api.host}:{listener.getsockname()[1]}")
-    server.run(settings, options.broker_of(settings, "gateway"), listener)
+    models = ModelsFile(config, os.environ, settings)
+    server.run(settings, options.broker_of(settings, "gateway"), listener, models)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 
 from headrace.broker import embedded, logs
+from headrace.broker.models_file import ModelsFile
 from headrace.cli import options
 
 
@@ -15,4 +17,4 @@ def command(config: options.Config = None) -> None:
     settings = options.read(config)
     logs.configure(settings.log_level, settings.log_format)
     worker, scaler = (settings.redis.url or embedded.url(settings.data_dir, user) for user in ("worker", "scaler"))
-    asyncio.run(driver.run(settings, worker, scaler))
+    asyncio.run(driver.run(settings, worker, scaler, ModelsFile(config, os.environ, settings)))

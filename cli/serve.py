@@ -21,6 +21,7 @@ from headrace.broker import logs
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import BrokerDown, ConfigError, HeadraceError
 from headrace.broker.models import Model
+from headrace.broker.models_file import ModelsFile
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
 from headrace.cli import options
@@ -76,12 +77,21 @@ class _Serve:
                 await self._check_exposure()
                 presence = asyncio.create_task(self._keep_capacity(), name="presence")
                 held.callback(presence.cancel)
+                models = ModelsFile(self._config, os.environ, self._settings)
+                following = asyncio.create_task(models.follow(self._take), name="follow models")
+                held.callback(following.cancel)
                 self._start_children(listeners)
                 held.push_async_callback(self._end)
                 await self._until_ready(status)
             if not self._stop.is_set():
                 self._say_ready()
                 await self._keep_broker()
+
+    def _take(self, settings: Settings) -> None:
+        """New models: those that are not there yet are on their way."""
+        before, self._settings = self._settings, settings
+        for model in {model.name for model in before.models if model not in settings.models}:
+            self._models.pop(model, None)
 
     def _on_signal(self) -> None:
         if self._stop.is_set():
@@ -114,7 +124,8 @@ class _Serve:
                 for model in self._settings.models:
                     if self._wants(model):
                         with contextlib.suppress(BrokerDown):
-                            await broker.present("cluster", self._id, model.name, {})
+                            for name in model.names:
+                                await broker.present("cluster", self._id, name, {})
                 await asyncio.sleep(min(1.0, self._settings.queue.lease_s / 3))
         finally:
             await broker.close()
@@ -123,8 +134,8 @@ class _Serve:
         """Are replicas of it wanted, or on their way? Once a model is up, its autoscaler says so by itself."""
         state = self._models.get(model.name)
         if model.autoscaling is not None:
-            return state not in ("failed", "ready")
-        return bool(model.replicas) and state != "failed"
+            return state not in ("failed", "unplaced", "ready")
+        return bool(model.replicas) and state not in ("failed", "unplaced")
 
     def _start_children(self, listeners: list[socket.socket]) -> None:
         config = ["--config", str(self._config.resolve())] if self._config else []
@@ -154,8 +165,9 @@ class _Serve:
             log.warning("%s", line.decode(errors="replace").rstrip(), extra={"event": "cluster_says"})
             return
         self._models[found["model"]] = found["state"]
-        if found["state"] == "failed":
-            self._console.print(f"[red]model {found['model']} failed to start:[/] {found['message']}", highlight=False)
+        what = {"failed": "failed to start", "unplaced": "has no place"}.get(found["state"])
+        if what is not None:
+            self._console.print(f"[red]model {found['model']} {what}:[/] {found['message']}", highlight=False)
 
     async def _until_ready(self, status: Status) -> None:
         """Show what is going on until every pod and model is ready or has failed."""
@@ -172,7 +184,7 @@ class _Serve:
             await broker.close()
 
     def _settled(self) -> set[str]:
-        return {name for name, state in self._models.items() if state in ("ready", "failed")}
+        return {name for name, state in self._models.items() if state in ("ready", "failed", "unplaced")}
 
     async def _progress(self, broker: RedisBroker, missing: list[str]) -> str:
         if not self._models:

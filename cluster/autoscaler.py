@@ -29,7 +29,8 @@ from headrace.broker.settings import Settings
 from headrace.cluster import law
 from headrace.cluster.budget import Want, split
 from headrace.cluster.law import Decision, Signals, State
-from headrace.cluster.signals import Totals, signals_of
+from headrace.cluster.signals import Totals, signals_of, together
+from headrace.cluster.watch import Watch
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,18 @@ class Reading(Struct, frozen=True):
 
 
 class Autoscaler:
-    """See the module. `make_broker` is called in the thread; `start` and `stop` may be called from anywhere, once."""
+    """See the module. `make_broker` is called in the thread; `start` and `stop` may be called from anywhere, once.
 
-    def __init__(self, settings: Settings, model: str, make_broker: Callable[[], Broker]) -> None:
+    `watches`: nobody else tells the broker what has become of the model on the cluster.
+    """
+
+    def __init__(
+        self, settings: Settings, model: str, make_broker: Callable[[], Broker], *, watches: bool = False
+    ) -> None:
         self.model = model
         self._settings = settings
         self._make_broker = make_broker
+        self._watches = watches
         self._models = [each for each in settings.models if each.autoscaling is not None]
         self._states: dict[str, State] = {}
         self._targets: dict[str, int] = {}
@@ -150,10 +157,14 @@ class Autoscaler:
 
     async def _loop(self) -> None:
         broker, outage = self._make_broker(), Outage(log, "signals_failed", "the signals cannot be read")
+        watch = Watch(broker, self._settings.ray.placement_s) if self._watches else None
+        away = Outage(log, "watch_failed", "the cluster cannot be asked what has become of its models")
         id = f"autoscaler-{socket.gethostname()}-{os.getpid()}-{self.model}"
         try:
             while not self._stopping.is_set():
                 try:
+                    if watch is not None:
+                        await self._look(watch, away)
                     await self._once(broker, id)
                     outage.up()
                 except BrokerDown as error:
@@ -165,16 +176,26 @@ class Autoscaler:
                     await broker.absent("cluster", id, self.model)
             await broker.close()
 
+    async def _look(self, watch: Watch, away: Outage) -> None:
+        try:
+            await watch.once([self._settings.model(self.model)])
+        except Exception as error:  # noqa: BLE001  # the edge: whatever Ray has, the signals are read all the same
+            away.down(error)
+        else:
+            away.up()
+
     async def _once(self, broker: Broker, id: str) -> None:
-        await broker.present("cluster", id, self.model, {})
         at_s = time.monotonic()
         replicas = await broker.listing("replicas")
+        stats = {each.name: together([await broker.stats(name) for name in each.names]) for each in self._models}
+        for name in self._settings.model(self.model).names:
+            if stats[self.model].unplaced:  # what comes is refused with that, in place of waiting for nothing
+                await broker.absent("cluster", id, name)
+            else:
+                await broker.present("cluster", id, name, {})
         self._reading = Reading(
             at_s,
-            {
-                each.name: signals_of(each.name, at_s, await broker.stats(each.name), replicas, self._totals[each.name])
-                for each in self._models
-            },
+            {name: signals_of(name, at_s, each, replicas, self._totals[name]) for name, each in stats.items()},
         )
         while self._unwritten:
             await broker.note_decision(self.model, self._unwritten.popleft())

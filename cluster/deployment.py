@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from headrace.broker.models import Model
 from headrace.broker.settings import Settings
+from headrace.cluster import placement
+from headrace.cluster.placement import Resources
 from headrace.cluster.replica import Replica
 
 _HEALTH_PERIOD_S = 1.0
@@ -16,26 +18,14 @@ _SHUTDOWN_MARGIN_S = 5.0
 
 
 class Deployed(Struct, frozen=True):
-    """One model's deployment now. `message` says why it failed, in one line."""
+    """One model's deployment now. `message` says in one line why it failed, or why it has no place.
+
+    `unplaced`: it has no replica, because no node has room for one.
+    """
 
     model: str
-    state: Literal["starting", "ready", "failed"]
+    state: Literal["starting", "ready", "failed", "unplaced"]
     message: str = ""
-
-
-def deploy(settings: Settings, worker_url: str, scaler_url: str) -> None:
-    """One Serve application per model; returns at once, Serve starts the replicas. The URLs are how each gets there."""
-    from ray import serve
-    from ray.serve.api import RunTarget
-
-    plain = msgspec.to_builtins(settings)
-    targets = []
-    for model in settings.models:
-        kwargs = {"plain_settings": plain, "model": model.name, "broker_url": scaler_url}
-        deployment = deployment_of(settings, model, "headrace.cluster.policy:Policy", kwargs)
-        application = deployment.bind(plain, model.name, worker_url)
-        targets.append(RunTarget(application, name=model.name, route_prefix=None))
-    serve.run_many(targets, wait_for_applications_running=False)
 
 
 def deployment_of(
@@ -56,7 +46,7 @@ def deployment_of(
         health_check_timeout_s=10.0,
         graceful_shutdown_timeout_s=settings.worker.drain_s + _SHUTDOWN_MARGIN_S,
         graceful_shutdown_wait_loop_s=0.1,
-        ray_actor_options={"num_cpus": model.cpus, "num_gpus": model.gpus},
+        **placement.options(model),
     )
 
 
@@ -81,37 +71,37 @@ def _number(model: Model, policy: str, policy_kwargs: dict[str, Any]) -> dict[st
     }
 
 
-def deployed() -> list[Deployed]:
+def deployed(models: Sequence[Model]) -> list[Deployed]:
     """What Serve says of each model."""
     from ray import serve
 
-    found = []
-    for name, application in serve.status().applications.items():
-        message = " ".join(" ".join(each.message.split()) for each in application.deployments.values())
-        match application.status.value:
-            case "RUNNING":
-                found.append(Deployed(name, "ready"))
-            case "DEPLOY_FAILED":
-                found.append(Deployed(name, "failed", _reason(message)))
-            case _:  # UNHEALTHY too: a replica was lost, and Serve starts another, which may take minutes
-                found.append(Deployed(name, "starting"))
-    return found
+    applications, nodes = serve.status().applications, _nodes()
+    return [_deployed(model, applications[model.name], nodes) for model in models if model.name in applications]
+
+
+def _deployed(model: Model, application: Any, nodes: Sequence[Resources]) -> Deployed:
+    message = " ".join(" ".join(each.message.split()) for each in application.deployments.values())
+    match application.status.value:
+        case "RUNNING":
+            return Deployed(model.name, "ready")
+        case "DEPLOY_FAILED":
+            return Deployed(model.name, "failed", _reason(message))
+    # UNHEALTHY too: a replica was lost, and Serve starts another, which may take minutes
+    if not any(each.replica_states.get("RUNNING") for each in application.deployments.values()):
+        # what Serve says, after a while, of a replica that Ray has no place for; one that it has is "to initialize"
+        now = placement.why_not_now(model) if "to be scheduled" in message else ""
+        if why := placement.why_not(model, nodes) or now:
+            return Deployed(model.name, "unplaced", why)
+    return Deployed(model.name, "starting")
+
+
+def _nodes() -> list[Resources]:
+    import ray
+
+    alive: Any = ray.nodes  # untyped
+    return [each["Resources"] for each in alive() if each["Alive"]]
 
 
 def _reason(message: str) -> str:
     """The last words of Ray's message, which is a traceback with ours at its end."""
     return message[-300:]
-
-
-def undeploy() -> None:
-    """Take all applications down; the replicas drain meanwhile, see `is_empty`."""
-    from ray.serve.context import _get_global_client
-
-    client: Any = _get_global_client()
-    client.delete_all_apps(blocking=False)
-
-
-def is_empty() -> bool:
-    from ray import serve
-
-    return not serve.status().applications

@@ -1,18 +1,21 @@
-"""A Ray of this machine only: started, and ended, with the process that holds it.
+"""A Ray of this machine only: started, and ended, with the process that holds it. Or one that is there already.
 
-Everything listens on loopback, nothing is reported anywhere, and what Ray says goes to our log. The process must start
-it from its main thread: Ray's children end with the thread that started them.
+Of the local one everything listens on loopback, and nothing is reported anywhere. What Ray says goes to our log. The
+process must start it from its main thread: Ray's children end with the thread that started them.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import shutil
 import tempfile
 from types import TracebackType
 from typing import Any
+
+from headrace.broker.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +52,7 @@ class LocalRay:
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, round(self._cpus + 0.5)),
-            num_gpus=round(self._gpus),
+            num_gpus=math.ceil(self._gpus),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -66,6 +69,33 @@ class LocalRay:
 
         ray.shutdown()  # serve.shutdown() would say that a task failed, each time
         shutil.rmtree(self._temp_dir, ignore_errors=True)
+
+
+class JoinedRay:
+    """`with JoinedRay(address): ...` is a Ray Serve on a cluster that others run; it stays when this process ends."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def __enter__(self) -> JoinedRay:
+        os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        import ray
+        from ray import serve
+
+        _say_in_our_log()
+        try:
+            ray.init(address=self._address, log_to_driver=False, logging_level=logging.WARNING)
+        except ConnectionError as error:
+            raise ConfigError(f"ray.address: {self._address!r}: no Ray cluster answers there") from error
+        serve.start(proxy_location="Disabled", logging_config={"log_level": "WARNING"})
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        import ray
+
+        ray.shutdown()
 
 
 def _short_temp_dir() -> str:

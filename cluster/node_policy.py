@@ -20,7 +20,7 @@ class NodePolicy:
         from headrace.cluster.policy import Policy
 
         read = settings.load(config, os.environ)
-        self._policy = Policy(msgspec.to_builtins(read), model, read.redis.url or "")
+        self._policy = Policy(msgspec.to_builtins(read), model, read.redis.url or "", watches=True)
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """See `Policy`."""

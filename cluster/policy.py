@@ -8,7 +8,7 @@ from typing import Any
 class Policy:
     """Serve makes one for each deployment from its import path and these values, and calls it ten times a second."""
 
-    def __init__(self, plain_settings: dict[str, Any], model: str, broker_url: str) -> None:
+    def __init__(self, plain_settings: dict[str, Any], model: str, broker_url: str, watches: bool = False) -> None:
         import weakref
 
         import msgspec
@@ -18,7 +18,9 @@ class Policy:
         from headrace.cluster.autoscaler import Autoscaler
 
         settings = msgspec.convert(plain_settings, Settings)
-        self._autoscaler = Autoscaler(settings, model, lambda: RedisBroker(broker_url, settings.redis, settings.queue))
+        self._autoscaler = Autoscaler(
+            settings, model, lambda: RedisBroker(broker_url, settings.redis, settings.queue), watches=watches
+        )
         self._autoscaler.start()
         weakref.finalize(self, self._autoscaler.stop)  # Serve drops it when the deployment goes or changes
 

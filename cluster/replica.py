@@ -29,7 +29,7 @@ class Replica:
         self._broker = RedisBroker(broker_url, settings.redis, settings.queue)
         self._engine = engines.make(chosen, settings.data_dir)
         self._metrics = MetricsServer(settings)
-        self._worker = Worker(settings, chosen, self._broker, self._engine, self._metrics.location)
+        self._worker = Worker(settings, chosen, self._broker, self._engine, self._metrics.location, _node())
         await open_when_up(self._broker)
         await self._worker.start()
         self._task = asyncio.create_task(self._worker.run(), name="worker")
@@ -48,3 +48,10 @@ class Replica:
             await asyncio.wait([self._task])
         if hasattr(self, "_broker"):
             await self._broker.close()
+
+
+def _node() -> str:
+    """Ray's id of the node that this process runs on."""
+    import ray
+
+    return ray.get_runtime_context().get_node_id()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from headrace.broker.protocol import ModelStats
 from headrace.cluster.law import Signals
@@ -33,6 +35,22 @@ class Totals:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+def together(stats: Sequence[ModelStats]) -> ModelStats:
+    """A model's, the first, and its adapters': what waits for any of them waits for its replicas.
+
+    What runs is counted by replica, so the model's own number has the adapters' in it.
+    """
+    own = stats[0]
+    return structs.replace(
+        own,
+        waiting={band: sum(each.waiting[band] for each in stats) for band in own.waiting},
+        oldest_ms=max(each.oldest_ms for each in stats),
+        prompt_tokens=sum(each.prompt_tokens for each in stats),
+        arrived_jobs=sum(each.arrived_jobs for each in stats),
+        arrived_tokens=sum(each.arrived_tokens for each in stats),
+    )
 
 
 def signals_of(

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from headrace.broker import metrics
 
 
-def totals(model: str, ttft_slo_s: float) -> dict[str, int]:
-    """Sums that only grow, from this process's metrics.
+def totals(models: Sequence[str], ttft_slo_s: float) -> dict[str, int]:
+    """Sums that only grow, from this process's metrics, over a model and its adapters.
 
     `prompt_tokens` took `prefill_ms` in sum; `firsts` first tokens went out, `firsts_met` of them within `ttft_slo_s`
     (the next bucket of the histogram); `completion_tokens` came at `tpot_us` for a token, as a mean over requests.
     """
-    ttft = _samples(metrics.TIME_TO_FIRST_TOKEN, model)
-    waited, tpot = _samples(metrics.QUEUE_WAIT, model), _samples(metrics.TIME_PER_OUTPUT_TOKEN, model)
-    tokens = _samples(metrics.TOKENS, model)
+    ttft = _samples(metrics.TIME_TO_FIRST_TOKEN, models)
+    waited, tpot = _samples(metrics.QUEUE_WAIT, models), _samples(metrics.TIME_PER_OUTPUT_TOKEN, models)
+    tokens = _samples(metrics.TOKENS, models)
     bounds = sorted((float(key[1]), value) for key, value in ttft.items() if key[0] == "bucket")
     met = next((value for bound, value in bounds if bound >= ttft_slo_s), 0.0)
     count = tpot.get(("count", ""), 0.0)
@@ -29,13 +30,13 @@ def totals(model: str, ttft_slo_s: float) -> dict[str, int]:
     }
 
 
-def _samples(metric: metrics.Metric, model: str) -> dict[tuple[str, str], float]:
-    """A model's samples of a metric, summed by the last word of their name, and their bucket or kind."""
+def _samples(metric: metrics.Metric, models: Sequence[str]) -> dict[tuple[str, str], float]:
+    """The sums of these models' samples of a metric, by the last word of their name, and their bucket or kind."""
     found: dict[tuple[str, str], float] = {}
     for family in metric.collect():
         for sample in family.samples:
-            if sample.labels.get("model") == model and math.isfinite(sample.value):
+            if sample.labels.get("model") in models and math.isfinite(sample.value):
                 detail = sample.labels.get("le") or sample.labels.get("kind") or ""
-                key = sample.name.rpartition("_")[2], detail
-                found[key] = found.get(key, 0.0) + sample.value
+                place = sample.name.rpartition("_")[2], detail
+                found[place] = found.get(place, 0.0) + sample.value
     return found

@@ -13,6 +13,8 @@ import time
 from collections.abc import Awaitable, Callable
 from functools import partial
 
+import msgspec
+
 from headrace.broker import figures, metrics, tracing
 from headrace.broker.errors import BrokerDown, EngineDied, EngineFailed
 from headrace.broker.models import Model, service_levels
@@ -27,6 +29,7 @@ from headrace.workers.engines.protocol import Engine
 from headrace.workers.leases import Leases
 from headrace.workers.measures import Measures
 from headrace.workers.prefixes import Served
+from headrace.workers.queues import Queues
 from headrace.workers.rates import totals
 from headrace.workers.run import JobRun
 from headrace.workers.seats import NoSlot, Seats
@@ -54,11 +57,22 @@ def replica_id() -> str:
 class Worker:
     """One replica of one model. `start`, then `run` until it is cancelled or drained; `drain` may come at any time."""
 
-    def __init__(self, settings: Settings, model: Model, broker: Broker, engine: Engine, metrics_at: str = "") -> None:
-        """`metrics_at` is where Prometheus finds this process's metrics, as `host:port`."""
+    def __init__(  # what it is made of, and where it is
+        self,
+        settings: Settings,
+        model: Model,
+        broker: Broker,
+        engine: Engine,
+        metrics_at: str = "",
+        node: str = "",
+    ) -> None:
+        """`metrics_at` is where Prometheus finds this process's metrics, as `host:port`; `node` is where a cluster has
+        placed it."""
         self.id = replica_id()
+        self._node = node
         self._settings = settings
         self._model = model
+        self._queues = Queues(model)
         self._broker = broker
         self._engine = engine
         self._metrics_at = metrics_at
@@ -242,7 +256,7 @@ class Worker:
         asked_at = asyncio.get_running_loop().time()
         self._is_claiming = True
         try:
-            claims = await self._broker.claim(shard, self.id, self._model.name, count, asking)
+            claims = await self._broker.claim(shard, self.id, self._queues.order(), count, asking)
             runs = [self._begin(shard, claim, asked_at) for claim in claims]
         finally:
             self._is_claiming = False
@@ -252,7 +266,8 @@ class Worker:
 
     def _begin(self, shard: int, claim: Claim, asked_at: float) -> JobRun:
         if claim.after == _QUEUED:
-            metrics.QUEUE_WAIT.labels(self._model.name).observe(claim.waited_ms / 1000)
+            metrics.QUEUE_WAIT.labels(claim.job.model).observe(claim.waited_ms / 1000)
+        self._queues.took(claim.job.model)
         answer_tokens = min(claim.job.max_tokens or _ANSWER_TOKENS, self._engine.capabilities.context_tokens)
         self._served.serve(shard, claim.prefix, claim.job.id, answer_tokens)
         trace = self._traces.attempt(claim) if self._traces is not None else None
@@ -321,13 +336,18 @@ class Worker:
             "slots": self._model.slots,
             "running": self.running,
             "host": socket.gethostname(),
+            "node": self._node,
             "pid": os.getpid(),
             "metrics": self._metrics_at,
             **self._measures.take(self._runs.values()),
             **self._engine.capabilities.about(),
-            **totals(self._model.name, self._levels.ttft_s),
+            **totals(self._queues.names, self._levels.ttft_s),
             **self._recorder.publish(time.monotonic(), figures.of_replica(self._model.name)),
         }
+        if adapters := self._queues.names[1:]:
+            about["adapters"] = msgspec.json.encode(adapters).decode()
+        for name in adapters:
+            await self._broker.present("cluster", self.id, name, {})
         await self._broker.present("replicas", self.id, self._model.name, about)
 
     def _spawn(self, loop: Callable[[], Awaitable[None]], name: str) -> None:
@@ -346,6 +366,8 @@ class Worker:
             await self.release_all()
         await cancel_all([*self._tasks, *self._job_tasks])
         with contextlib.suppress(BrokerDown):
+            for name in self._queues.names[1:]:
+                await self._broker.absent("cluster", self.id, name)
             await self._broker.absent("replicas", self.id, self._model.name)
         if self._generations is not None:
             await self._generations.close()

@@ -12,6 +12,7 @@ from headrace.api.pod import Pod
 from headrace.api.routes.answers import as_json
 from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
+from headrace.api.wire.ollama_models import serves
 from headrace.broker.errors import BrokerDown, NoCapacity
 from headrace.broker.models import Model
 
@@ -81,4 +82,4 @@ async def _replicas(pod: Pod, request: Request) -> tuple[Model, list[dict[str, s
     except BrokerDown as error:
         pod.trouble = error
         raise
-    return model, [each for each in found.values() if each["model"] == model.name and each["state"] == "ready"]
+    return model, [each for each in found.values() if serves(each, model.name) and each["state"] == "ready"]

@@ -16,7 +16,7 @@ from headrace.api.routes.bare import BareRoute
 from headrace.api.wire import BY_NAME
 from headrace.api.wire.embeddings import check_dimensions
 from headrace.api.wire.format import Parsed
-from headrace.api.wire.ollama_models import Known, look_up
+from headrace.api.wire.ollama_models import Known, Replicas, look_up
 from headrace.broker.errors import BrokerDown
 from headrace.broker.models import Model
 
@@ -38,7 +38,7 @@ def router(pod: Pod) -> APIRouter:
     @routes.post("/embeddings", response_class=Response)
     async def embeddings(request: Request) -> Response:
         async def complete(parsed: Parsed) -> Parsed:
-            known = await _known(pod, catalog.model_of(pod, request, parsed.job.model))
+            known = look_up(catalog.model_of(pod, request, parsed.job.model), await _replicas(pod))
             check_dimensions(parsed, int(known.about.get("embeddings") or 0))
             return parsed
 
@@ -46,22 +46,33 @@ def router(pod: Pod) -> APIRouter:
 
     @routes.get("/models")
     async def models(request: Request) -> Response:
-        shown = [_shown(await _known(pod, model)) for model in catalog.models_of(pod, request)]
-        return as_json({"object": "list", "data": shown})
+        replicas = await _replicas(pod)
+        parents = {adapter.name: base.name for base in pod.settings.models for adapter in base.adapters}
+        models = catalog.models_of(pod, request)
+        rows = [row for model in models for row in _rows(model, replicas, parents.get(model.name))]
+        return as_json({"object": "list", "data": rows})
 
     @routes.get("/models/{name:path}")
     async def model(request: Request, name: str) -> Response:
-        return as_json(_shown(await _known(pod, catalog.model_of(pod, request, name))))
+        return as_json(_shown(look_up(catalog.model_of(pod, request, name), await _replicas(pod))))
 
     return routes
 
 
-async def _known(pod: Pod, model: Model) -> Known:
-    """A model with what its replicas say; while the broker is away, with what is configured."""
+async def _replicas(pod: Pod) -> Replicas:
+    """What replicas say of themselves; nothing while the broker is away: then there is what is configured."""
     try:
-        return look_up(model, await pod.broker.listing("replicas"))
+        return await pod.broker.listing("replicas")
     except BrokerDown:
-        return look_up(model, {})
+        return {}
+
+
+def _rows(model: Model, replicas: Replicas, parent: str | None) -> list[dict[str, object]]:
+    """A model, and each of its aliases, whose `root` it is; an adapter has a `parent`. Both are vLLM's words."""
+    shown = _shown(look_up(model, replicas))
+    if parent is not None:
+        shown["parent"] = parent
+    return [shown, *({**shown, "id": alias, "root": model.name} for alias in model.aliases)]
 
 
 def _shown(known: Known) -> dict[str, object]:

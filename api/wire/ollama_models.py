@@ -51,9 +51,14 @@ class Known(Struct, frozen=True):
         return _int(self.about.get("context_tokens")) or self.model.context_tokens
 
 
+def serves(about: Mapping[str, str], name: str) -> bool:
+    """Is what a replica says of itself that it serves this model, or has it as an adapter?"""
+    return about.get("model") == name or name in msgspec.json.decode(about.get("adapters") or "[]")
+
+
 def look_up(model: Model, replicas: Replicas) -> Known:
     """What is known of a model; replicas that are ready come first."""
-    found = [about for about in replicas.values() if about.get("model") == model.name]
+    found = [about for about in replicas.values() if serves(about, model.name)]
     found.sort(key=lambda about: about.get("state") != "ready")
     about = found[0] if found else {}
     try:

@@ -9,7 +9,7 @@
 --       24 max run ms, 25 '1' to keep what it asks for after its end, 26 anchors of its prompt's prefix or '', 27 '' or the
 --       limits, as msgpack: the key's id, then of the key and of its owner a list of requests a minute, tokens a minute,
 --       tokens a day, jobs, streams (false: no limit), 28 '1' if it streams, 29 digest of the request and its owner, or ''
--- Returns {'admitted', last id, now, requests, tokens} | {'known', last id} | {'no_capacity'} | {'poisoned', ms left}
+-- Returns {'admitted', last id, now, requests, tokens} | {'known', last id} | {'no_capacity', why or ''} | {'poisoned', ms left}
 --       | {'limit', 'key' or 'owner', which one, the limit, retry after ms, requests, tokens}: the last two are how the
 --       tighter of the limits stands, {limit, left, ms until it is whole again}, or {} where there is none
 --       | {'queue_full' or 'owner_queue_full', waiting jobs, retry after s}. A full queue makes room by ending batch jobs.
@@ -138,7 +138,7 @@ if ARGV[29] ~= '' then
   local left_ms = redis.call('PTTL', K.poison .. ARGV[29])
   if left_ms > 0 then return { 'poisoned', left_ms } end
 end
-if not is_served(model, now) then return { 'no_capacity' } end
+if not is_served(model, now) then return { 'no_capacity', why_unplaced(model) or '' } end
 local cost, subjects = tonumber(ARGV[15]), {}
 if ARGV[27] ~= '' then subjects = subjects_of(cmsgpack.unpack(ARGV[27]), now) end
 for _, each in ipairs(subjects) do

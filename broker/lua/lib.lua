@@ -93,6 +93,11 @@ local function is_served(model, now)
   return redis.call('ZCOUNT', K.model .. model, '(' .. text(now), '+inf') > 0
 end
 
+-- Why the cluster cannot place the model, false if it does not say so.
+local function why_unplaced(model)
+  return redis.call('GET', K.unplaced .. model)
+end
+
 -- Who has served the first bytes of a prompt: the anchors of its prefix, and for each a text of replicas, those that
 -- served it last first, or false.
 local function holders_of(model, prefix)

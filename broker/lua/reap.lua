@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- reap: act on every time that has run out: leases, reading leases, queue deadlines, wall times, models nobody serves.
 -- Reads and writes: leases, unread, deadlines, overrun, dead, queue, ages (zset), load, fair, job, reaped (hash),
--- models (set), model (zset), log (stream).
+-- models (set), model (zset), log (stream). Reads unplaced (string).
 -- ARGV: 1 how many of each at most, 2 dead letter TTL ms, 3 lease ms, 4 TTL ms of what is kept
 -- Returns {leases taken back, cancelled unread, timed out, without capacity, run for too long}. Safe to repeat, by anybody,
 -- at any time.
@@ -60,7 +60,7 @@ for _, model in ipairs(redis.call('SMEMBERS', K.models)) do
     local queue = K.queue .. model .. ':' .. band
     if not held and not is_served(model, now) then
       for _, member in ipairs(redis.call('ZRANGE', queue, 0, limit - 1)) do
-        finish_unrun(job_of(member), 'failed', 'no_capacity', false, now)
+        finish_unrun(job_of(member), 'failed', 'no_capacity', why_unplaced(model), now)
         dequeue(model, band, member) -- it is there still if its job had expired
         counts[4] = counts[4] + 1
       end

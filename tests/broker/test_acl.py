@@ -29,8 +29,8 @@ DIRECT: dict[str, tuple[str, str]] = {
         "hints log wake",
     ),
     "scaler": (
-        "cluster|slots expire fcall hgetall hincrby info lindex lpush ltrim ping zrange",
-        "decided decisions pod pods replica replicas",
+        "cluster|slots del expire fcall hgetall hincrby info lindex lpush ltrim ping set zrange",
+        "decided decisions pod pods replica replicas unplaced",
     ),
     "ops": ("cluster|slots expire fcall hgetall hset info lrange ping xadd xrevrange zrange", "audit keys usage"),
 }

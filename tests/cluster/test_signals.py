@@ -46,7 +46,7 @@ def test_a_replicas_totals_are_its_own_metrics() -> None:
     metrics.TIME_PER_OUTPUT_TOKEN.labels(name).observe(0.04)
     metrics.TOKENS.labels(name, "prompt").inc(700)
     metrics.TOKENS.labels(name, "completion").inc(30)
-    assert totals(name, 0.5) == {
+    assert totals([name], 0.5) == {
         "prompt_tokens": 700,
         "completion_tokens": 30,
         "prefill_ms": 2500,
@@ -54,4 +54,4 @@ def test_a_replicas_totals_are_its_own_metrics() -> None:
         "firsts_met": 2,
         "tpot_us": 40_000,
     }
-    assert set(totals("unknown", 0.5).values()) == {0}
+    assert set(totals(["unknown"], 0.5).values()) == {0}

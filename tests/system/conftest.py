@@ -73,10 +73,18 @@ class Machine:
         self.ports = free_ports(pods)
         self.urls = [f"http://127.0.0.1:{port}" for port in self.ports]
         self.config = folder / "headrace.yaml"
-        self.config.write_text(yaml.safe_dump(settings), "utf-8")
+        self._settings: dict[str, object] = {}
+        self.configure(settings)
         self.started: list[subprocess.Popen[str]] = []
         MODELS.mkdir(parents=True, exist_ok=True)
         (folder / "models").symlink_to(MODELS)
+
+    def configure(self, changes: dict[str, object]) -> None:
+        """Write the configuration file, with these sections in place of those that it has."""
+        self._settings.update(changes)
+        written = self.config.with_suffix(".new")
+        written.write_text(yaml.safe_dump(self._settings), "utf-8")
+        written.replace(self.config)
 
     @property
     def broker_url(self) -> str:

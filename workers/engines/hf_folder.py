@@ -14,9 +14,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec import structs
+
 from headrace.broker.errors import ConfigError, EngineFailed
 from headrace.broker.models import WeightsModel
-from headrace.workers.engines import model_files
+from headrace.workers.engines import model_files, object_store
 
 Progress = Callable[[str, float], None]
 
@@ -30,6 +32,8 @@ def find(model: WeightsModel, data_dir: str | Path, progress: Progress) -> str:
     if model.hub is not None:
         os.environ.setdefault("HF_HOME", str(Path(data_dir).absolute() / "huggingface"))
         return model.hub
+    if model.uri is not None:
+        model = structs.replace(model, uri=None, path=str(object_store.fetch(model.uri, data_dir, progress)))
     if model.path is not None and Path(model.path).expanduser().is_dir():
         return str(_check_folder(Path(model.path).expanduser()))
     gguf = model_files.find(model, data_dir, progress)

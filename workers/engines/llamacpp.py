@@ -50,6 +50,7 @@ class LlamacppEngine:
     def __init__(self, model: LlamacppModel, data_dir: str) -> None:
         self.capabilities = Capabilities(slots=model.slots, context_tokens=model.context_tokens)
         self._model = model
+        self._adapters = [adapter.name for adapter in model.adapters]
         self._data_dir = data_dir
         self._side = ThreadPoolExecutor(1, thread_name_prefix="llamacpp-side")
         self._loaded: _Loaded | None = None
@@ -149,6 +150,9 @@ class LlamacppEngine:
         left = tokens_left(generation, self.capabilities.context_tokens)
         plan = loaded.prompts.plan(generation.job)
         body, reader = self._request(loaded, generation, plan, left)
+        if self._adapters:  # a request that names none would get all of them
+            chosen = [float(name == generation.job.model) for name in self._adapters]
+            body["lora"] = [{"id": id, "scale": scale} for id, scale in enumerate(chosen)]
         emit = _through(plan, generation.job, loaded.prompts, emit)
         sequence = Sequence(msgspec.json.encode(body), reader, emit, fail)
         if plan.route == "chat":

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import xllamacpp
 
-from headrace.broker.errors import EngineFailed
+from headrace.broker.errors import ConfigError, EngineFailed
 from headrace.broker.messages import Job, Sampling, Tokens
-from headrace.broker.models import LlamacppModel
+from headrace.broker.models import Adapter, LlamacppModel
 from headrace.workers.engines.gguf_vocab import GgufVocab
 from headrace.workers.engines.llamacpp_wire import StreamReader, request_body
 from headrace.workers.engines.protocol import Generation
@@ -46,11 +46,20 @@ def open_server(
     params.n_threads_http = 1
     params.hostnames = [str(folder / "llamacpp.sock")]
     params.api_keys = [secrets.token_hex(16)]
+    params.lora_adapters = [_adapter(each) for each in model.adapters]
     prepare(params)
     try:
         return xllamacpp.Server(params)
     except RuntimeError as error:
         raise EngineFailed(f"llama.cpp cannot load {path} (a broken file, or too little memory)") from error
+
+
+def _adapter(adapter: Adapter) -> Any:
+    if not Path(str(adapter.path)).is_file():
+        raise ConfigError(f"models: adapter {adapter.name}: {adapter.path} is not a file")
+    info = xllamacpp.CommonAdapterLoraInfo()
+    info.path, info.scale = str(adapter.path), 1.0
+    return info
 
 
 def warm_up(server: Any, vocab: GgufVocab) -> None:

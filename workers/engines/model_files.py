@@ -36,6 +36,10 @@ def find(model: LlamacppModel | WeightsModel, data_dir: str | Path, progress: Pr
     """
     if model.path is not None:
         return _check_is_gguf(Path(model.path).expanduser())
+    if model.uri is not None:
+        from headrace.workers.engines import object_store
+
+        return _check_is_gguf(object_store.fetch(model.uri, data_dir, progress))
     if model.source is None:
         raise ConfigError(f"models: {model.name!r} has neither path nor source")
     source = model.source

@@ -128,6 +128,7 @@ class ScriptedEngine:
         """When the prompts are done that wait for each other."""
         self._steps = 0
         self._step_s = 0.0
+        self._left_until_hung = model.hang_after_tokens
         self.capabilities = Capabilities(
             slots=model.slots,
             context_tokens=model.context_tokens,
@@ -231,6 +232,8 @@ class ScriptedEngine:
         due: list[_Sequence] = []
         while self._due and self._due[0][0] <= now:
             due.append(heapq.heappop(self._due)[2])
+        if self._is_hung(len(due)):
+            return
         for sequence in due:
             try:
                 if sequence.cached_tokens:
@@ -242,6 +245,13 @@ class ScriptedEngine:
         self._steps += bool(due)
         self._step_s += time.perf_counter() - began_at
         self._arm()
+
+    def _is_hung(self, steps: int) -> bool:
+        """The fault `hang_after_tokens`, of which a step counts as one."""
+        if self._left_until_hung is None:
+            return False
+        self._left_until_hung -= steps
+        return self._left_until_hung < 0
 
     def _step(self, sequence: _Sequence) -> bool:
         """Emit one step of a sequence; False when that was its last."""

@@ -112,7 +112,9 @@ class VllmEngine:
         sequence = Sequence(name, loaded.vocab, emit, fail)
         if left:
             self._open.add(sequence)
-            sequence.begin(loaded.llm, loaded.requests.make(generation), generation, self._open.discard)
+            sequence.begin(loaded.llm, loaded.adapters, loaded.requests.make(generation), generation)
+            assert sequence.task is not None
+            sequence.task.add_done_callback(lambda _: self._open.discard(sequence))
         else:
             asyncio.get_running_loop().call_soon(sequence.give, Step((), end="limit"))
         return sequence

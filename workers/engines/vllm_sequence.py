@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
+from vllm.lora.request import LoRARequest
 from vllm.outputs import RequestOutput
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -17,6 +18,7 @@ from headrace.broker.errors import BadRequest, EngineFailed
 from headrace.broker.messages import Alternative, TokenLogprob
 from headrace.workers.engines.hf_vocab import HfVocab
 from headrace.workers.engines.protocol import Generation, Step, Token, trace_headers
+from headrace.workers.engines.vllm_adapters import Adapters
 from headrace.workers.engines.vllm_requests import Request
 
 logger = logging.getLogger(__name__)
@@ -36,11 +38,8 @@ class Sequence:
         self._has_begun = False
         self.task: asyncio.Task[None] | None = None
 
-    def begin(
-        self, llm: AsyncLLM, request: Request, generation: Generation, forget: Callable[[Sequence], None]
-    ) -> None:
-        self.task = asyncio.create_task(self._make(llm, request, generation), name=f"vllm {self._name}")
-        self.task.add_done_callback(lambda _: forget(self))
+    def begin(self, llm: AsyncLLM, adapters: Adapters, request: Request, generation: Generation) -> None:
+        self.task = asyncio.create_task(self._make(llm, adapters, request, generation), name=f"vllm {self._name}")
 
     def cancel(self) -> None:
         self.is_over = True
@@ -52,15 +51,17 @@ class Sequence:
             self.is_over = step.end is not None
             self._emit(step)
 
-    async def _make(self, llm: AsyncLLM, request: Request, generation: Generation) -> None:
+    async def _make(self, llm: AsyncLLM, adapters: Adapters, request: Request, generation: Generation) -> None:
         try:
-            await self._run(llm, request, generation)
+            await self._run(llm, await adapters.request(llm, generation.job.model), request, generation)
         except asyncio.CancelledError:
             # Also if it was cancelled while it was handed over, when vLLM's own clean-up does not know of it yet.
             await llm.abort(self._name)
             raise
         except EngineDeadError:
             logger.error("vLLM's engine core died under %s", self._name, extra={"event": "engine_core_died"})
+        except EngineFailed as error:
+            self._give_up(error)
         except VLLMClientError as error:
             self._give_up(BadRequest(f"vLLM refuses this: {' '.join(str(error).split())[:300]}"))
         except Exception:
@@ -68,12 +69,13 @@ class Sequence:
             logger.exception("sequence %s failed", self._name, extra=said)
             self._give_up(EngineFailed())
 
-    async def _run(self, llm: AsyncLLM, request: Request, generation: Generation) -> None:
+    async def _run(self, llm: AsyncLLM, adapter: LoRARequest | None, request: Request, generation: Generation) -> None:
         outputs = llm.generate(
             tokens_input([*generation.prompt_ids, *generation.generated]),
             request.params,
             self._name,
             trace_headers=trace_headers(generation.job) or None,
+            lora_request=adapter,
             reasoning_ended=request.reasoning_ended,
             reasoning_parser_kwargs=request.reasoning_arguments,
         )

@@ -21,6 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from headrace.workers.engines.chat_template import ChatTemplate
 from headrace.workers.engines.hf_vocab import HfVocab
 from headrace.workers.engines.protocol import Capabilities, Details
+from headrace.workers.engines.vllm_adapters import Adapters
 from headrace.workers.engines.vllm_requests import Requests
 from headrace.workers.engines.vllm_stats import EngineStats
 
@@ -29,6 +30,7 @@ class Loaded(NamedTuple):
     """What there is between `load` and `close`."""
 
     llm: AsyncLLM
+    adapters: Adapters
     vocab: HfVocab
     template: ChatTemplate | None
     requests: Requests
@@ -39,37 +41,41 @@ def start(model: VllmModel, folder: str) -> Loaded:
     """Blocks until the weights are loaded. The engine core ends with the thread that calls this."""
     if current_platform.is_cpu():
         _prepare_cpu(model)
+    adapters = Adapters(model)
     try:
-        llm = AsyncLLM.from_engine_args(_arguments(model, folder), stat_loggers=[EngineStats])
+        llm = AsyncLLM.from_engine_args(_arguments(model, folder, adapters), stat_loggers=[EngineStats])
     except (ValueError, TypeError) as error:
         raise ConfigError(f"models: {model.name}: vLLM refuses this: {' '.join(str(error).split())[:500]}") from error
     except RuntimeError as error:
         raise EngineFailed(f"vLLM cannot load {folder}: {' '.join(str(error).split())[:300]}") from error
     try:
-        return _loaded(model, llm)
+        return _loaded(model, llm, adapters)
     except BaseException:
         llm.shutdown(timeout=2.0)
         raise
 
 
-def _arguments(model: VllmModel, folder: str) -> AsyncEngineArgs:
+def _arguments(model: VllmModel, folder: str, adapters: Adapters) -> AsyncEngineArgs:
     arguments = {
         name: value
         for name in model.arguments.__struct_fields__
         if (value := getattr(model.arguments, name)) is not None
     }
-    # Inside a Ray actor vLLM might choose Ray, and ask it for resources that nobody has given it.
-    arguments.setdefault("distributed_executor_backend", "mp")
     return AsyncEngineArgs(
         model=folder,
         revision=model.revision,
         served_model_name=model.name,
         max_num_seqs=model.slots,
         max_model_len=model.context_tokens,
+        tensor_parallel_size=model.tensor_parallel,
+        pipeline_parallel_size=model.pipeline_parallel,
+        # On one node the replica holds all GPUs; on several, Ray has a bundle for each rank (cluster/placement.py).
+        distributed_executor_backend="mp" if model.ranks == 1 or model.layout == "STRICT_PACK" else "ray",
         reasoning_parser=model.reasoning_parser or "",
         disable_log_stats=True,
         enable_log_requests=False,
         **arguments,
+        **adapters.arguments,
     )
 
 
@@ -83,7 +89,7 @@ def _prepare_cpu(model: VllmModel) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 
-def _loaded(model: VllmModel, llm: AsyncLLM) -> Loaded:
+def _loaded(model: VllmModel, llm: AsyncLLM, adapters: Adapters) -> Loaded:
     tokenizer, config = llm.get_tokenizer(), llm.model_config
     ends = config.try_get_generation_config().get("eos_token_id") or []
     ends = {*([ends] if isinstance(ends, int) else ends), tokenizer.eos_token_id} - {None}
@@ -94,7 +100,7 @@ def _loaded(model: VllmModel, llm: AsyncLLM) -> Loaded:
     except TypeError as error:
         raise ConfigError(f"models: {model.name}: {error}") from error
     [stats] = [each for each in llm.logger_manager.stat_loggers if isinstance(each, EngineStats)]
-    return Loaded(llm, vocab, template, requests, stats)
+    return Loaded(llm, adapters, vocab, template, requests, stats)
 
 
 def capabilities(model: VllmModel, loaded: Loaded) -> Capabilities:
