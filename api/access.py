@@ -21,7 +21,7 @@ _EXACT: Mapping[str, Access] = {
     "/ops": "open",
     "/metrics": "metrics",
 }
-_BELOW: Mapping[str, Access] = {"/assets/": "open", "/ops/": "admin"}
+_BELOW: Mapping[str, Access] = {"/assets/": "open", "/ops/": "admin", "/metrics/": "metrics"}
 """Of all addresses that begin so."""
 
 _OWN = ("/v1/streams", "/v1/usage")

@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.websockets import WebSocket
 
 from headrace.api import auth, origins, ratelimit, request_log, requests, wire
 from headrace.api.pod import Pod
@@ -65,7 +64,7 @@ def create_app(settings: Settings, broker: Broker, url: str = "", models: Models
     return app
 
 
-async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
+async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
     metrics.REJECTIONS.labels(error.code).inc()
     form = wire.of_path(request.url.path)
@@ -83,10 +82,7 @@ async def _on_error(request: Request | WebSocket, error: Exception) -> Response:
     pod: Pod = request.app.state.pod
     if pod.tracing is not None and (trace := pod.tracing.begin(pod.tracing.parent(request))):
         trace.refuse(request, requests.route_of(request), error, status)
-    response = Response(form.error_body(error), status, headers=headers, media_type="application/json")
-    if isinstance(request, WebSocket):
-        await request.send_denial_response(response)
-    return response
+    return Response(form.error_body(error), status, headers=headers, media_type="application/json")
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:

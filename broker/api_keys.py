@@ -96,7 +96,8 @@ def new_token() -> str:
 def check(where: str, key: KeySettings, refuse: Callable[[str, object, str], None]) -> None:
     """Call `refuse` with the path, the value and the reason for each value that cannot be."""
     if len(key.sha256) != 64 or any(c not in "0123456789abcdef" for c in key.sha256):
-        refuse(f"{where}.sha256", key.sha256, "must be 64 lower-case hex digits")
+        # not what stands there: it may be the key itself
+        refuse(f"{where}.sha256", f"{len(key.sha256)} characters", "must be 64 lower-case hex digits")
     if not 1 <= len(key.owner) <= 128 or not key.owner.isprintable():
         refuse(f"{where}.owner", key.owner, "must be 1 to 128 printable characters")
     if not 0.001 <= key.weight <= 1000:

@@ -54,7 +54,8 @@ def create(  # noqa: PLR0913  # each is an option of the command line
 ) -> None:
     """Make a key and print it, once. Pods know it within two seconds."""
     fields: dict[str, Any] = {"scopes": scope, "models": model, "routes": route, "ceiling": ceiling, "weight": weight}
-    fields |= {"expires": _moment(expires), "limits": _numbers(limit), "owner_limits": _numbers(owner_limit)}
+    waiting, own = _split(_numbers(limit))
+    fields |= {"expires": _moment(expires), "limits": own, "owner_limits": _numbers(owner_limit), **waiting}
     token = api_keys.new_token()
     key = _key(owner=owner, sha256=api_keys.digest(token), **fields)
     options.with_broker(config, lambda broker: _put(broker, StoredKey(key, api_keys.now_ms()), "key_created"))
@@ -151,6 +152,12 @@ def _numbers(given: Sequence[str] | None) -> dict[str, int] | None:
         if not number.isdecimal():
             raise BadRequest(f"a limit is NAME=NUMBER, like requests_per_minute=60, not {name[:64]!r}")
     return {name.replace("-", "_"): int(number) for name, _, number in parts} or None
+
+
+def _split(limits: dict[str, int] | None) -> tuple[dict[str, int], dict[str, int] | None]:
+    """What its owner may have waiting, which is of another kind, and the rest."""
+    waiting = {name: number for name, number in (limits or {}).items() if name.startswith("max_waiting_")}
+    return waiting, {name: number for name, number in (limits or {}).items() if name not in waiting} or None
 
 
 def _moment(text: str | None) -> datetime | None:

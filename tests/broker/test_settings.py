@@ -88,6 +88,14 @@ def test_a_key_says_what_its_owner_may_have(tmp_path: Path) -> None:
     ("field", "told"),
     [
         ("weight: 0.0", "keys[0].weight: 0.0 must be 0.001 to 1000"),
+        ("limits: {max_jobs: 0}", "keys[0].limits.max_jobs: 0 must be 1 or more"),
+        ("limits: {jobs: 1}", "keys[0].limits: Object contains unknown field `jobs`"),
+        ("scopes: [root]", "keys[0].scopes[0]: Invalid enum value 'root' (it is 'root')"),
+        (
+            "expires: 2027-01-31",
+            "keys[0].expires: Expected `datetime | null`, got `date` (it is datetime.date(2027, 1, 31))",
+        ),
+        ("routes: [v1]", "keys[0].routes: 'v1' must begin with a slash"),
         ("weight: .nan", "keys[0].weight: nan must be 0.001 to 1000"),
         ("max_waiting_bytes: -1", "keys[0].max_waiting_bytes: -1 must not be negative"),
     ],
@@ -114,7 +122,7 @@ def test_a_mistake_in_a_key_is_told(tmp_path: Path, field: str, told: str) -> No
         ("queue: {batch_share: 1.5}", "queue.batch_share: 1.5 must be 0 to 1"),
         ("queue: {max_waiting_tokens: -1}", "queue.max_waiting_tokens: -1 must not be negative"),
         ("log_level: loud", "log_level: Invalid enum value 'loud' (it is 'loud')"),
-        ("keys: [{owner: a, sha256: ABC}]", "keys[0].sha256: 'ABC' must be 64 lower-case hex digits"),
+        ("keys: [{owner: a, sha256: ABC}]", "keys[0].sha256: '3 characters' must be 64 lower-case hex digits"),
         ("keys: [{owner: a, sha256: 7}]", "keys[0].sha256: Expected `str`, got `int` (it is 7)"),
     ],
 )

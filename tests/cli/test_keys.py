@@ -48,12 +48,21 @@ def test_a_key_is_shown_once_and_the_broker_has_only_its_hash(config: Path, redi
 
 def test_what_a_key_may_is_said_when_it_is_made(config: Path) -> None:
     options = "--scope use --scope metrics --model m --route /v1 --expires 2d --ceiling batch --weight 2"
-    limits = ["--limit", "requests_per_minute=5", "--limit", "max-jobs=2", "--owner-limit", "tokens_per_day=1000"]
+    limits = [
+        "--limit",
+        "requests_per_minute=5",
+        "--limit",
+        "max-jobs=2",
+        "--limit",
+        "max_waiting_tokens=9",
+        "--owner-limit",
+        "tokens_per_day=1000",
+    ]
     said(config, "create", "alice", *options.split(), *limits)
     [row] = said(config, "list", "--owner", "alice")
     assert (row["scopes"], row["models"], row["routes"]) == (["use", "metrics"], ["m"], ["/v1"])
     assert (row["ceiling"], row["weight"]) == ("batch", 2.0)
-    assert row["limits"] == {"requests_per_minute": 5, "max_jobs": 2}
+    assert row["limits"] == {"requests_per_minute": 5, "max_jobs": 2} and row["max_waiting_tokens"] == 9
     assert row["owner_limits"] == {"tokens_per_day": 1000}
     assert said(config, "list", "--owner", "bob") == []
 

@@ -53,7 +53,7 @@ def test_error_codes() -> None:
     codes = {text.split()[-1] for text in QUOTED if text.split()[-1] in BY_CODE}
     assert codes >= {"no_capacity", "broker_down", "broker_full", "queue_full", "owner_queue_full", "log_lost"}
     rows = re.findall(r"^\| (?:503|429) `([a-z_]+)`", OPERATIONS, re.M)
-    assert len(rows) == 5 and set(rows) <= BY_CODE.keys()
+    assert len(rows) == 6 and set(rows) <= BY_CODE.keys()
 
 
 @pytest.mark.parametrize("text", sorted({text for text in QUOTED if text.startswith("headrace ")}))

@@ -173,4 +173,13 @@ def test_who_may_ask_the_pods(overlay: str) -> None:
 
 def test_the_route_has_no_timeout() -> None:
     route: Doc = named(build("production"), "HTTPRoute", "headrace")
-    assert [rule["timeouts"] for rule in route["spec"]["rules"]] == [{"request": "0s", "backendRequest": "0s"}]
+    rules = [rule for rule in route["spec"]["rules"] if rule.get("backendRefs")]
+    assert [rule["timeouts"] for rule in rules] == [{"request": "0s", "backendRequest": "0s"}]
+
+
+def test_metrics_that_need_no_key_are_not_passed_on_to_the_world() -> None:
+    route: Doc = named(build("production"), "HTTPRoute", "headrace")
+    paths = {
+        match["path"]["value"]: "backendRefs" in rule for rule in route["spec"]["rules"] for match in rule["matches"]
+    }
+    assert paths == {"/metrics": False, "/": True}
