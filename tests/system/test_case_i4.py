@@ -16,6 +16,7 @@ import yaml
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from headrace.broker import embedded
 from headrace.broker.embedded import EmbeddedServer
 from tests.system.conftest import Machine, MakeMachine, answers, scripted, until
 
@@ -45,8 +46,7 @@ def machine(make_machine: MakeMachine) -> Iterator[Machine]:
     models = [scripted(tokens_per_s=0), {**scripted(script=["a"], script_end="error"), "name": "failing"}]
     machine = make_machine({"models": models, "log_level": "debug"})
     settings = yaml.safe_load(machine.config.read_text("utf-8"))
-    path = machine.broker_url.removeprefix("unix://")
-    settings["redis"] = {"url": f"unix://marked:{PASSWORD}@{path}"}
+    settings["redis"] = {"url": f"unix://marked:{PASSWORD}@{embedded.socket_path(str(machine.folder))}"}
     sha256 = hashlib.sha256(KEY.encode()).hexdigest()
     settings["keys"] = [{"owner": "alice", "sha256": sha256, "scopes": ["use", "metrics"]}]
     machine.config.write_text(yaml.safe_dump(settings), "utf-8")
@@ -60,7 +60,7 @@ def test_i4_no_secret_is_said_anywhere_and_no_prompt_where_it_does_not_belong(ma
     until(lambda: answers(machine.urls[0], "/healthz"), 60)
     assert witness.ask("POST", "/v1/chat/completions", json={"model": "scripted", "messages": HI}) == 503  # no broker
     with asyncio.Runner() as runner:
-        server = EmbeddedServer(str(machine.folder))
+        server = EmbeddedServer(str(machine.folder), has_users=False)
         runner.run(server.start())
         with redis.Redis.from_url(server.url, protocol=2) as client:
             client.execute_command("ACL", "SETUSER", "marked", "on", f">{PASSWORD}", "~*", "&*", "+@all")
