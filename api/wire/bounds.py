@@ -27,8 +27,13 @@ MAX_PATTERN_DEPTH = 32
 MAX_PATTERN_STATES = 20_000
 """Characters of a pattern with its counted repetitions written out."""
 MAX_GRAMMAR_CHARS = 65_536
+MAX_GRAMMAR_CHOICES = 512
+MAX_GRAMMAR_OPTIONALS = 64
+"""Of `|`, and of `?`, `*`, `+` and `{`: for each token llama.cpp follows every way that is still open, all sequences
+standing still meanwhile. 64 in a row take it half a second, 128 more than ten."""
 
 _COUNTS = tuple(f"{end}{of}" for end in ("min", "max") for of in ("Length", "Items", "Properties", "Contains"))
+_GBNF_SIGN = re.compile(r'(?s)#[^\n]*+|"(?:\\.|[^"\\])*+(?:"|\Z)|\[(?:\\.|[^\]\\])*+(?:\]|\Z)|[|?*+{]')
 _WORD = re.compile(r"(?s)\\.|\[\^?\]?(?:\\.|[^\]\\])*+(?:\]|\Z)|\{([0-9]*)(,?)([0-9]*)\}[?+]?|[()*+?|]|[^\\]|\\")
 
 
@@ -39,8 +44,8 @@ def check(job: Job, limits: ApiSettings) -> None:
             _check_schemas([schema], "response_format", limits)
         case Regex(pattern):
             _check_pattern(pattern, "response_format")
-        case Grammar(gbnf) if len(gbnf) > MAX_GRAMMAR_CHARS:
-            raise BadRequest(f"A grammar must have at most {MAX_GRAMMAR_CHARS} characters.", param="response_format")
+        case Grammar(gbnf):
+            _check_grammar(gbnf, "response_format")
     if len(job.tools) > MAX_TOOLS:
         raise BadRequest(f"There must be at most {MAX_TOOLS} tools.", param="tools")
     if job.tools:
@@ -90,6 +95,18 @@ def _check_keyword(key: str, value: Any, param: str) -> None:
             _check_pattern(pattern, param)
     if key in ("$ref", "$dynamicRef") and isinstance(value, str) and not value.startswith("#"):
         raise BadRequest("A schema can refer only to itself, with #.", param=param)
+
+
+def _check_grammar(gbnf: str, param: str) -> None:
+    if len(gbnf) > MAX_GRAMMAR_CHARS:
+        raise BadRequest(f"A grammar must have at most {MAX_GRAMMAR_CHARS} characters.", param=param)
+    signs = [found[0] for found in _GBNF_SIGN.finditer(gbnf) if len(found[0]) == 1]
+    choices = signs.count("|")
+    if choices > MAX_GRAMMAR_CHOICES or len(signs) - choices > MAX_GRAMMAR_OPTIONALS:
+        raise BadRequest(
+            f"A grammar must have at most {MAX_GRAMMAR_CHOICES} choices and {MAX_GRAMMAR_OPTIONALS} repetitions.",
+            param=param,
+        )
 
 
 def _check_pattern(pattern: str, param: str) -> None:

@@ -125,6 +125,10 @@ def test_patterns_that_are_bombs_are_refused(pattern: str) -> None:
 
 def test_grammars_have_a_length() -> None:
     check(Grammar("a" * 65_536))
+    check(Grammar("root ::= " + " | ".join(f'"{index}?*+|"' for index in range(500)) + " [a?*|]* # |||" + "|" * 600))
+    for bomb in ("root ::= " + " | ".join("a" * 600), "root ::= " + '"a"? ' * 65, 'root ::= "a"{0,9}' * 65):
+        with pytest.raises(BadRequest):
+            check(Grammar(bomb))
     with pytest.raises(BadRequest):
         check(Grammar("a" * 65_537))
 
