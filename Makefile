@@ -78,7 +78,7 @@ dashboards: setup
 # What is installed, with hashes and without the index's address; run it after a change of pyproject.toml.
 lock:
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
-		--no-annotate --extra llamacpp --output-file requirements/base.txt pyproject.toml
+		--no-annotate --extra llamacpp --extra tracing --output-file requirements/base.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
 		--no-annotate --extra llamacpp --extra dev --constraint requirements/base.txt \
 		--output-file requirements/dev.txt pyproject.toml requirements/build.in
