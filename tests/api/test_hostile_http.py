@@ -183,7 +183,7 @@ async def test_trailers_and_extensions_of_chunks_without_end(up: Deployment) -> 
             (b"", b"1;a\r\n \r\n" * 1000),
         ):
             sent, answer = await raw(up.pods[0].url, [head("transfer-encoding: chunked") + start, *[line] * 3000])
-            assert answer.status in (431, 413, 400), start
+            assert answer.status in (431, 413, 400, 408), start  # 408 where the machine is slow
             assert sent < 12_000_000
 
 
