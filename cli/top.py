@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Annotated
@@ -17,6 +18,7 @@ from rich.live import Live
 from headrace.broker.errors import BrokerDown, HeadraceError
 from headrace.broker.settings import Settings
 from headrace.broker.snapshot import Snapshot, look
+from headrace.broker.tasks import cancel_all
 from headrace.broker.verdict import Trouble
 from headrace.cli import options, views
 from headrace.client.sse import Parser
@@ -78,6 +80,22 @@ def _show(seen: Seen, as_json: bool) -> None:
 
 
 async def _watch(source: AsyncIterator[Seen], as_json: bool) -> None:
+    """Show what comes until Ctrl-C; one cancel is not enough to end what a client library is waiting for."""
+    left = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, left.set)
+    showing = asyncio.create_task(_show_all(source, as_json))
+    leaving = asyncio.create_task(_set(left))
+    await asyncio.wait([showing, leaving], return_when=asyncio.FIRST_COMPLETED)
+    await cancel_all([each for each in (showing, leaving) if not each.done()])
+    if not showing.cancelled():
+        showing.result()
+
+
+async def _set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+async def _show_all(source: AsyncIterator[Seen], as_json: bool) -> None:
     if as_json:
         async for seen in source:
             _show(seen, as_json)

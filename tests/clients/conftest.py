@@ -10,10 +10,12 @@ from typing import NoReturn
 import pytest
 
 from headrace.broker.embedded import EmbeddedServer
-from tests.clients.browser import Browser, chromium
+from tests.chromium import browser
 from tests.clients.deployment import Deployment
 from tests.clients.node import Node, node_program
 from tests.system.conftest import MakeMachine, machines
+
+__all__ = ["browser"]
 
 make_machine = pytest.fixture(scope="session")(machines)
 
@@ -47,17 +49,6 @@ def node(world: Deployment) -> Node:
         return Node(node_program(), world.urls)
     except FileNotFoundError as error:
         _missing(str(error))
-
-
-@pytest.fixture(scope="session")
-def browser(world: Deployment) -> Iterator[Browser]:
-    """One Chromium for all tests, each in a page of its own."""
-    try:
-        program = chromium()
-    except FileNotFoundError as error:
-        _missing(str(error))
-    with Browser(program) as running:
-        yield running
 
 
 def _missing(what: str) -> NoReturn:

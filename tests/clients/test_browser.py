@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.clients.browser import Browser
+from tests.chromium import ON_ITS_LOOP, evaluate
 from tests.clients.deployment import CALL, LONG, THOUGHT, Deployment, words
 from tests.clients.node import HEADRACE_JS
 from tests.cutting import cutting
+
+if TYPE_CHECKING:
+    from playwright.async_api import Browser
+
+pytestmark = ON_ITS_LOOP
 
 MODULE = "data:text/javascript;base64," + base64.b64encode(HEADRACE_JS.read_bytes()).decode()
 
@@ -43,11 +47,11 @@ def ask(address: str, script: str = EVENT_SOURCE) -> str:
     return f"const address = {json.dumps(address)}, close = true; {script}"
 
 
-def test_event_source_streams(browser: Browser, page: str, world: Deployment) -> None:
-    seen = browser.run(page, ask("/chat?prompt=hi&model=scripted&max_tokens=8"))
+async def test_event_source_streams(browser: Browser, page: str, world: Deployment) -> None:
+    seen = await evaluate(browser, page, ask("/chat?prompt=hi&model=scripted&max_tokens=8"))
     assert seen["text"] == words("hi", 8)
     assert (seen["end"]["finish_reason"], seen["end"]["usage"]["completion_tokens"]) == ("length", 8)
-    other = browser.run(page, ask(f"{world.urls[1]}/chat?prompt=hi&model=scripted&max_tokens=8"))
+    other = await evaluate(browser, page, ask(f"{world.urls[1]}/chat?prompt=hi&model=scripted&max_tokens=8"))
     assert other["text"] == words("hi", 8)
 
 
@@ -57,26 +61,26 @@ async def test_event_source_comes_back_by_itself_and_misses_nothing(
     """The browser waits for some seconds before it comes back; the job has ended by then, its log has not."""
     async with cutting(world.urls[1], [1500]) as address:
         with world.one_job():
-            seen = await _in_thread(browser, page, ask(f"{address}/chat?prompt=hi&model=scripted&max_tokens=30"))
+            seen = await evaluate(browser, page, ask(f"{address}/chat?prompt=hi&model=scripted&max_tokens=30"))
     assert seen["opened"] == 2
     assert seen["text"] == words("hi", 30)
     assert len(seen["ids"]) == len(set(seen["ids"]))
 
 
-def test_event_source_is_cancelled_by_closing_it(browser: Browser, page: str, world: Deployment) -> None:
+async def test_event_source_is_cancelled_by_closing_it(browser: Browser, page: str, world: Deployment) -> None:
     script = """
         const source = new EventSource(address);
         await new Promise((resolve) => source.onmessage = resolve);
         source.close();
     """
     with world.one_job("cancelled"):
-        browser.run(page, ask(f"/chat?prompt=hi&model=scripted&max_tokens={LONG}", script))
+        await evaluate(browser, page, ask(f"/chat?prompt=hi&model=scripted&max_tokens={LONG}", script))
 
 
-def test_event_source_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
+async def test_event_source_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
     with world.no_job():
-        assert browser.run(page, ask("/chat?prompt=hi&model=nobody"))["end"] == {"closed": True}
-    seen = browser.run(page, ask("/chat?prompt=hi&model=broken"))
+        assert (await evaluate(browser, page, ask("/chat?prompt=hi&model=nobody")))["end"] == {"closed": True}
+    seen = await evaluate(browser, page, ask("/chat?prompt=hi&model=broken"))
     assert seen["text"] == "half an answer"
     assert seen["end"]["error"]["code"] == "engine_error"
 
@@ -94,36 +98,38 @@ FETCH = """
 """
 
 
-def fetched(browser: Browser, page: str, url: str, body: dict[str, Any], leave: bool = False) -> Any:
+async def fetched(browser: Browser, page: str, url: str, body: dict[str, Any], leave: bool = False) -> Any:
     given = f"const address = {json.dumps(url + '/v1/chat/completions')}, leave = {json.dumps(leave)}"
-    return browser.run(page, f"{given}, body = {json.dumps(body)}; {FETCH}")
+    return await evaluate(browser, page, f"{given}, body = {json.dumps(body)}; {FETCH}")
 
 
 def asking(model: str, **fields: Any) -> dict[str, Any]:
     return {"model": model, "messages": [{"role": "user", "content": "hi"}], "stream": True, **fields}
 
 
-def test_fetch_streams_from_its_own_and_from_another_origin(browser: Browser, page: str, world: Deployment) -> None:
+async def test_fetch_streams_from_its_own_and_from_another_origin(
+    browser: Browser, page: str, world: Deployment
+) -> None:
     for url in world.urls:
-        answer = fetched(browser, page, url, asking("scripted", max_tokens=8))
+        answer = await fetched(browser, page, url, asking("scripted", max_tokens=8))
         frames = [json.loads(line[6:]) for line in answer["said"].splitlines() if line.startswith("data: {")]
         said = "".join(choice["delta"].get("content") or "" for frame in frames for choice in frame["choices"])
         assert (answer["status"], said) == (200, words("hi", 8))
         assert world.state(answer["job"]) == "done"
 
 
-def test_fetch_is_cancelled_by_its_signal(browser: Browser, page: str, world: Deployment) -> None:
+async def test_fetch_is_cancelled_by_its_signal(browser: Browser, page: str, world: Deployment) -> None:
     with world.one_job("cancelled"):
-        fetched(browser, page, world.urls[1], asking("scripted", max_tokens=LONG), leave=True)
+        await fetched(browser, page, world.urls[1], asking("scripted", max_tokens=LONG), leave=True)
 
 
-def test_fetch_gets_an_error_of_another_origin(browser: Browser, page: str, world: Deployment) -> None:
-    answer = fetched(browser, page, world.urls[1], asking("nobody"))
+async def test_fetch_gets_an_error_of_another_origin(browser: Browser, page: str, world: Deployment) -> None:
+    answer = await fetched(browser, page, world.urls[1], asking("nobody"))
     assert answer["status"] == 404
     assert json.loads(answer["said"])["error"]["code"] == "model_not_found"
 
 
-def test_web_socket_streams_stops_and_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
+async def test_web_socket_streams_stops_and_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
     script = """
         async function talk(body, count) {
             const socket = new WebSocket(address), seen = {text: ""};
@@ -143,7 +149,9 @@ def test_web_socket_streams_stops_and_gets_errors(browser: Browser, page: str, w
             await talk({prompt: "hi", model: "nobody"}),
         ];
     """
-    whole, stopped, failed, refused = browser.run(page, ask(f"ws{world.urls[1].removeprefix('http')}/ws/chat", script))
+    whole, stopped, failed, refused = await evaluate(
+        browser, page, ask(f"ws{world.urls[1].removeprefix('http')}/ws/chat", script)
+    )
     assert whole == {"text": words("hi", 8), "code": 1000}
     assert (stopped["error"], stopped["code"]) == ("cancelled", 1000)
     assert failed == {"text": "half an answer", "error": "engine_error", "code": 1011}
@@ -178,22 +186,21 @@ async def test_headrace_js_goes_on_across_pods(browser: Browser, page: str, worl
     limits = [0, 900, 700, 1500, 100]
     async with cutting(world.urls[0], limits) as one, cutting(world.urls[1], limits) as two:
         with world.one_job():
-            seen = await _in_thread(browser, page, reading([one, two], model="scripted", max_tokens=60))
+            seen = await evaluate(browser, page, reading([one, two], model="scripted", max_tokens=60))
     assert not limits
     assert (seen["text"], seen["tokens"]) == (words("hi", 60), 60)
     assert seen["places"]
 
 
-def test_headrace_js_calls_a_tool_leaves_and_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
-    seen = browser.run(page, reading(world.urls, model="caller"))
+async def test_headrace_js_calls_a_tool_leaves_and_gets_errors(browser: Browser, page: str, world: Deployment) -> None:
+    seen = await evaluate(browser, page, reading(world.urls, model="caller"))
     assert (seen["text"], seen["reasoning"]) == ("Let me look.", THOUGHT)
     assert seen["calls"][0]["function"]["name"] == CALL["name"]
     with world.one_job("cancelled"):
-        browser.run(page, reading(world.urls, leave=True, model="scripted", max_tokens=LONG))
-    assert browser.run(page, reading(world.urls, model="nobody"))["error"] == [True, "model_not_found", 404]
-    assert browser.run(page, reading(world.urls, model="broken"))["error"] == [True, "engine_error", 0]
-
-
-async def _in_thread(browser: Browser, page: str, script: str) -> Any:
-    """What breaks connections runs on this loop meanwhile."""
-    return await asyncio.to_thread(browser.run, page, script)
+        await evaluate(browser, page, reading(world.urls, leave=True, model="scripted", max_tokens=LONG))
+    assert (await evaluate(browser, page, reading(world.urls, model="nobody")))["error"] == [
+        True,
+        "model_not_found",
+        404,
+    ]
+    assert (await evaluate(browser, page, reading(world.urls, model="broken")))["error"] == [True, "engine_error", 0]

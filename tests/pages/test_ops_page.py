@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 
 import httpx
 import pytest
 from playwright.async_api import Page, expect
 
+from headrace.broker.messages import ScaleDecision
 from tests.chromium import ON_ITS_LOOP
 from tests.pages.conftest import picture
 from tests.pages.test_playground import PHONE
@@ -61,6 +63,19 @@ async def test_a_queue_a_lost_worker_and_a_dead_letter_are_seen(page: Page, worl
         await picture(page, "ops-failing")
     world.start_worker("mortal")
     await expect(card).to_contain_text("1 of 1 replicas ready")
+
+
+async def test_what_an_autoscaler_decided_is_shown_with_its_reason(page: Page, world: World) -> None:
+    await open_page(page, world)
+    card = page.get_by_role("article", name="hostile")
+    async with world.broker() as broker:
+        now_ms = round(time.time() * 1000)
+        await broker.note_decision("hostile", ScaleDecision(now_ms, 1, 2, "up", "backlog", waiting=7))
+        await expect(card.locator(".decisions")).to_contain_text("up 1 → 2backlog: 7 waiting")
+        await expect(page.locator("#verdict")).to_contain_text("hostile: 1 of 2 replicas are ready")
+        await picture(page, "ops-scaling")
+        await broker.note_decision("hostile", ScaleDecision(now_ms + 1, 2, 1, "down", "idle"))
+        await expect(page.locator("#verdict")).not_to_contain_text("hostile")
 
 
 async def test_a_hundred_replicas_are_seen_at_once(page: Page, world: World) -> None:

@@ -11,9 +11,8 @@ import httpx
 import msgspec
 
 from headrace.broker.figures import FIELD, Published
-from headrace.broker.models import ScriptedModel
 from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import QueueSettings, RedisSettings, Settings
+from headrace.broker.settings import QueueSettings, RedisSettings
 from headrace.workers.engines.scripted import oracle
 from tests.system.conftest import Machine, answers, scripted, until
 
@@ -26,7 +25,7 @@ HOSTILE = [
 ]
 MODELS: list[dict[str, Any]] = [
     scripted(tokens_per_s=40.0),
-    {**scripted(tokens_per_s=0.0), "name": "hostile", "script": HOSTILE},
+    {**scripted(tokens_per_s=0.0), "name": "hostile", "script": HOSTILE, "autoscaling": {"max_replicas": 3}},
     {**scripted(tokens_per_s=50.0), "name": "broken", "script": ["half ", "an ", "answer"], "script_end": "error"},
     {**scripted(tokens_per_s=20.0, slots=1), "name": "mortal"},
 ]
@@ -43,8 +42,8 @@ class World:
     def __init__(self, machine: Machine, broker_url: str) -> None:
         self.urls = machine.urls
         self.url = machine.urls[0]
+        self.broker_url = broker_url
         self._machine = machine
-        self._settings = Settings([ScriptedModel(name="scripted")], RedisSettings(url=broker_url))
 
     @classmethod
     def settings(cls, broker_url: str) -> dict[str, object]:
@@ -87,23 +86,29 @@ class World:
         until(lambda: model in self.ready(), 30)
 
     @contextlib.asynccontextmanager
+    async def broker(self) -> AsyncIterator[RedisBroker]:
+        """For what the test says in place of a replica or an autoscaler; it lasts a minute."""
+        broker = RedisBroker(self.broker_url, RedisSettings(), QueueSettings(lease_s=60.0))
+        await broker.open()
+        try:
+            yield broker
+        finally:
+            await broker.close()
+
+    @contextlib.asynccontextmanager
     async def crowd(self, model: str, count: int) -> AsyncIterator[None]:
         """So many replicas more, which only say that they are there."""
-        url = self._settings.redis.url
-        assert url
-        broker = RedisBroker(url, self._settings.redis, QueueSettings(lease_s=60.0))
-        await broker.open()
         ids = [f"crowd-{number:03}" for number in range(count)]
-        for number, each in enumerate(ids):
-            state = "starting" if number % 20 == 19 else "draining" if number % 30 == 29 else "ready"
-            busy = 0 if state == "starting" else number * 37 % 65
-            about: dict[str, str | int] = {"model": model, "state": state, "slots": 64, "running": busy}
-            said = Published(tokens_per_s=20.0 * busy)
-            about |= {"host": f"gpu-{number // 8}", "pid": 1000 + number, FIELD: msgspec.json.encode(said).decode()}
-            await broker.present("replicas", each, model, about)
-        try:
-            yield
-        finally:
-            for each in ids:
-                await broker.absent("replicas", each, model)
-            await broker.close()
+        async with self.broker() as broker:
+            for number, each in enumerate(ids):
+                state = "starting" if number % 20 == 19 else "draining" if number % 30 == 29 else "ready"
+                busy = 0 if state == "starting" else number * 37 % 65
+                about: dict[str, str | int] = {"model": model, "state": state, "slots": 64, "running": busy}
+                said = Published(tokens_per_s=20.0 * busy)
+                about |= {"host": f"gpu-{number // 8}", "pid": 1000 + number, FIELD: msgspec.json.encode(said).decode()}
+                await broker.present("replicas", each, model, about)
+            try:
+                yield
+            finally:
+                for each in ids:
+                    await broker.absent("replicas", each, model)
