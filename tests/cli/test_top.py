@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -70,7 +71,11 @@ def test_the_same_from_the_broker_and_from_a_pod(config: Path, url: str) -> None
 def interrupted(url: str) -> None:
     """In a terminal it goes on until Ctrl-C, and leaves as it was asked to."""
     ours, theirs = pty.openpty()
-    process = subprocess.Popen([*COMMAND, "top", "--url", url], stdin=theirs, stdout=theirs, stderr=theirs)
+    # where the tests run in the background, a shell has told all of them to ignore it
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(
+        [*COMMAND, "top", "--url", url], stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=heed
+    )
     os.close(theirs)
     said = b""
     deadline = time.monotonic() + 30
