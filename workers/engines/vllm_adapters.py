@@ -12,6 +12,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 from vllm.lora.utils import get_adapter_absolute_path
+from vllm.platforms import current_platform
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from headrace.broker.errors import ConfigError, EngineFailed
@@ -32,6 +33,10 @@ class Adapters:
             self._rank = max(self._rank, _rank(model, adapter, Path(folder)))
             self._requests[adapter.name] = LoRARequest(adapter.name, number, folder)
         self._most = min(model.adapters_loaded, len(self._requests))
+        if current_platform.is_cpu():
+            # There vLLM takes the last slot's adapter for a request without one that shares a batch with one that has
+            # (it indexes with -1). With one slot more than there are adapters the last stays empty.
+            self._most = len(self._requests) + 1
         self._tried: dict[str, asyncio.Task[bool]] = {}
 
     @property
