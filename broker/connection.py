@@ -91,8 +91,15 @@ class Pinned:
         return b"".join(self._connection.pack_command(*command))
 
     async def write(self, packed: bytes) -> None:
-        """Write commands that are bytes already."""
-        if self._transport is None or self._transport.is_closing():
+        """Write commands that are bytes already.
+
+        A break that came while nobody waited is told here: to connect again as if nothing had been would leave a hole
+        in a log whose end the server has lost meanwhile.
+        """
+        if self._transport is not None and self._transport.is_closing():
+            await self.leave()
+            raise BrokerDown("the connection was lost", retry_after_s=1)
+        if self._transport is None:
             await self._connect()
         cast(asyncio.Transport, self._transport).write(packed)
 

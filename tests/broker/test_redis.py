@@ -79,8 +79,8 @@ async def every_verb(broker: Broker) -> None:
     await broker.secret(b"secret")
     await broker.note_decision("m", ScaleDecision(1, 1, 2, "up", "backlog"))
     await claim(broker)  # what was left
-    for _ in range(2):  # one is expired, one stays
-        hung = await admit(broker, band="interactive")
+    for number in range(2):  # one is expired, one stays
+        hung = await admit(broker, band="interactive", digest="d" * 32 if number else "")
         for attempt in range(1, 4):
             await claim(broker)
             await broker.release("r", hung, attempt, f"{attempt}-0", is_death=True)
@@ -91,6 +91,7 @@ async def every_verb(broker: Broker) -> None:
     limits = Limits(requests_per_minute=9, max_jobs=9)
     await admit(broker, allowance=Allowance("key", limits, limits))
     await broker.ledger.note(AuditEntry("somebody", "did", "something"))
+    await broker.note_unplaced("other", "no node has 4 GPUs")
 
 
 def text_of(answer: str | bytes) -> str:

@@ -243,7 +243,8 @@ async def test_a_body_that_is_too_large_is_told_so_and_not_bad_gateway(name: str
     size = settings.api.max_body_bytes * 2
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n%b\r\n\r\n"
     declared = [head % b"content-length: %d" % size, *[b" " * 65_536] * (size // 65_536)]
-    in_chunks = [head % b"transfer-encoding: chunked", *[b"10000\r\n%b\r\n" % (b" " * 65_536)] * (size // 65_536)]
+    chunks = [head % b"transfer-encoding: chunked", *[b"10000\r\n%b\r\n" % (b" " * 65_536)] * (size // 65_536)]
+    in_chunks = [*chunks, b"0\r\n\r\n"]
     # nginx would refuse it itself, and must not gather it first
     replaced = {"client_max_body_size 4m": "client_max_body_size 0"} if name == "nginx" else {}
     async with front(name, redis_server, settings, replaced) as it:

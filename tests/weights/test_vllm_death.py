@@ -63,6 +63,6 @@ async def test_the_engine_core_is_killed_and_another_engine_goes_on_at_the_next_
         assert whole[: len(said[job_id])] == said[job_id]
         assert isinstance(ended.usage, Usage)
         assert ended.usage.completion_tokens == TOKENS
-    assert successor.worker.running == 0
+    await eventually(lambda: successor.worker.running == 0, 10)
     successor.task.cancel()
     await asyncio.wait([successor.task])
