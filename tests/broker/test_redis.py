@@ -16,10 +16,23 @@ from headrace.broker.errors import BrokerDown, BrokerFull, ConfigError, QueueFul
 from headrace.broker.ledger import AuditEntry
 from headrace.broker.limits import Allowance, Limits
 from headrace.broker.messages import ScaleDecision
-from headrace.broker.protocol import Broker
+from headrace.broker.protocol import Append, Broker
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import QueueSettings, RedisSettings
-from tests.broker.steps import admit, append, claim, finish, reap, serve, settle, state_of, tick, unknown_id
+from tests.broker.steps import (
+    STEP,
+    admit,
+    append,
+    claim,
+    finish,
+    last_id,
+    reap,
+    serve,
+    settle,
+    state_of,
+    tick,
+    unknown_id,
+)
 from tests.support import an_admission, eventually
 from tests.users import Server
 
@@ -237,6 +250,24 @@ async def test_a_full_server_admits_nothing_and_lets_jobs_end(broker: RedisBroke
         assert await broker.ping() > 1
     finally:
         redis_client.config_set("maxmemory", 0)
+
+
+async def test_a_break_between_two_batches_is_told_and_not_passed_over(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    """The server may be another one by now, or have lost the log's end: its writer must ask first."""
+    job_id = await admit(broker)
+    await claim(broker)
+    lane = broker.lane(0)
+    assert (await lane.exchange([], [Append(job_id, "1-1", STEP)], [])).appends == ["ok"]
+    [mine] = [each for each in redis_client.client_list() if each["cmd"] == "xadd"]
+    redis_client.client_kill_filter(_id=mine["id"])
+    await eventually(lambda: lane._pinned._transport is not None and lane._pinned._transport.is_closing())
+    with pytest.raises(BrokerDown):
+        await lane.exchange([], [Append(job_id, "1-3", STEP)], [])
+    assert await last_id(broker, job_id) == "1-1"
+    assert (await lane.exchange([], [Append(job_id, "1-2", STEP)], [])).appends == ["ok"]
+    await lane.close()
 
 
 async def test_without_a_server_every_verb_says_that_the_broker_is_down() -> None:
