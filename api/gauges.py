@@ -17,13 +17,13 @@ from headrace.broker.errors import BrokerDown
 from headrace.broker.models import Model, service_levels
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import Settings
+from headrace.broker.snapshot import STATES
 
 _Key = TypeVar("_Key")
 _FRESH_S = 1.0
 _PATIENCE_S = 2.0
 """A scrape that waits for long is one that has failed, and with it goes the word that the broker is away."""
 
-_STATES = ("starting", "ready", "draining")
 _OF_THE_BROKER = (
     metrics.QUEUE_DEPTH,
     metrics.QUEUE_OLDEST,
@@ -93,7 +93,7 @@ class Gauges:
     @staticmethod
     def _count_replicas(model: Model, replicas: Mapping[str, Mapping[str, str]]) -> None:
         states = [about.get("state") for about in replicas.values() if serves(about, model.name)]
-        for state in _STATES:
+        for state in STATES:
             metrics.REPLICAS.labels(model.name, state).set(states.count(state))
 
     async def _read_autoscaler(self, model: str) -> None:

@@ -148,11 +148,12 @@ def _of(request: HTTPConnection, subject: Subject) -> Subject:
     return subject
 
 
-def _traced(request: HTTPConnection, subject: Subject) -> Subject:
-    """A reader of a job that another request has made."""
+def _another(request: HTTPConnection, subject: Subject, status: JobStatus) -> Subject:
+    """What a reader is about whose job another request has made."""
+    subject.resumes = status.resumes + 1
     if (tracing := subject.pod.tracing) is not None:
         subject.trace = tracing.begin(tracing.parent(request), subject.view)
-    return subject
+    return _of(request, subject)
 
 
 def _digest(owner: str, form: str, body: bytes) -> str:
@@ -180,7 +181,7 @@ async def _join(pod: Pod, request: HTTPConnection, job_id: str, asked: View, *, 
     subject = Subject(
         pod, job_id, view, BY_NAME[view.format], requests.route_of(request), _asked_grace_ms(request), coalesce_s
     )
-    _traced(request, _of(request, subject)).is_replay, subject.resumes = True, status.resumes + 1
+    _another(request, subject, status).is_replay = True
     if is_unread:
         subject.count("accepted")
     return Place(subject, reader)
@@ -234,8 +235,8 @@ async def attach(pod: Pod, request: HTTPConnection, job_id: str, form: Format | 
     reader = await pod.tail.attach(job_id)
     metrics.RESUMES.labels("ok").inc()
     log.debug("job %s resumed", job_id, extra={"event": "job_resumed", "request_id": job_id})
-    subject = _of(request, Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s))
-    _traced(request, subject).is_resume, subject.resumes = True, status.resumes + 1
+    subject = Subject(pod, job_id, status.view, form, "/v1/streams/{job}", grace_ms, coalesce_s)
+    _another(request, subject, status).is_resume = True
     return Place(subject, reader, cut)
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct
+from prometheus_client.samples import Sample
 
 from headrace.broker import metrics
 
@@ -79,20 +80,20 @@ def published(about: Mapping[str, str]) -> Published:
 def of_replica(model: str) -> Figures:
     """This process's figures as a replica of a model."""
     return Figures(
-        ttft=_histogram(metrics.TIME_TO_FIRST_TOKEN, model),
-        tpot=_histogram(metrics.TIME_PER_OUTPUT_TOKEN, model),
-        tokens=_counts(metrics.TOKENS, "kind", model),
-        failovers=_counts(metrics.FAILOVERS, "outcome"),
-        cancellations=_counts(metrics.CANCELLATIONS, "cause"),
+        ttft=histogram(metrics.TIME_TO_FIRST_TOKEN, [model]),
+        tpot=histogram(metrics.TIME_PER_OUTPUT_TOKEN, [model]),
+        tokens=counts(metrics.TOKENS, "kind", [model]),
+        failovers=counts(metrics.FAILOVERS, "outcome"),
+        cancellations=counts(metrics.CANCELLATIONS, "cause"),
     )
 
 
 def of_pod() -> Figures:
     """This process's figures as a pod."""
     return Figures(
-        requests=_counts(metrics.REQUESTS, "outcome"),
-        resumes=_counts(metrics.RESUMES, "outcome"),
-        rejections=_counts(metrics.REJECTIONS, "reason"),
+        requests=counts(metrics.REQUESTS, "outcome"),
+        resumes=counts(metrics.RESUMES, "outcome"),
+        rejections=counts(metrics.REJECTIONS, "reason"),
     )
 
 
@@ -151,44 +152,48 @@ def share_within(histogram: Histogram, uppers: Sequence[float], limit_s: float) 
 
 
 def _combined(one: Figures, other: Figures, sign: int) -> Figures:
-    def counts(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
+    def numbers(a: dict[str, int], b: dict[str, int]) -> dict[str, int]:
         return {word: n for word in {**a, **b} if (n := a.get(word, 0) + sign * b.get(word, 0))}
 
-    def histogram(a: Histogram, b: Histogram) -> Histogram:
+    def buckets(a: Histogram, b: Histogram) -> Histogram:
         width = max(len(a.counts), len(b.counts))
         rows = ([*each.counts, *[0] * (width - len(each.counts))] for each in (a, b))
         return Histogram([x + sign * y for x, y in zip(*rows, strict=True)], a.sum_s + sign * b.sum_s)
 
     return Figures(
-        histogram(one.ttft, other.ttft),
-        histogram(one.tpot, other.tpot),
-        *(counts(getattr(one, name), getattr(other, name)) for name in Figures.__struct_fields__[2:]),
+        buckets(one.ttft, other.ttft),
+        buckets(one.tpot, other.tpot),
+        *(numbers(getattr(one, name), getattr(other, name)) for name in Figures.__struct_fields__[2:]),
     )
 
 
-def _counts(counter: metrics.Metric, label: str, model: str | None = None) -> dict[str, int]:
-    """A counter's values by one of its labels, summed over the others."""
+def counts(counter: metrics.Metric, label: str, models: Sequence[str] | None = None) -> dict[str, int]:
+    """A counter of this process by one of its labels, summed over the others: of these models, or of all."""
     found: dict[str, int] = {}
-    for family in counter.collect():
-        for sample in family.samples:
-            if sample.name.endswith("_total") and model in (None, sample.labels.get("model")):
-                word = sample.labels[label]
-                found[word] = found.get(word, 0) + int(sample.value)
+    for sample in _samples(counter, models):
+        if sample.name.endswith("_total"):
+            word = sample.labels[label]
+            found[word] = found.get(word, 0) + int(sample.value)
     return {word: count for word, count in found.items() if count}
 
 
-def _histogram(metric: metrics.Metric, model: str) -> Histogram:
+def histogram(metric: metrics.Metric, models: Sequence[str]) -> Histogram:
+    """A histogram of this process, summed over these models and all other labels."""
     at_most: dict[float, float] = {}
     sum_s = 0.0
+    for sample in _samples(metric, models):
+        if sample.name.endswith("_bucket"):
+            bound = float(sample.labels["le"])
+            at_most[bound] = at_most.get(bound, 0.0) + sample.value
+        elif sample.name.endswith("_sum"):
+            sum_s += sample.value
+    summed = [int(at_most[bound]) for bound in sorted(at_most)]
+    each = [count - before for count, before in zip(summed, [0, *summed], strict=False)]
+    return Histogram(each, round(sum_s, 6)) if any(each) else Histogram()
+
+
+def _samples(metric: metrics.Metric, models: Sequence[str] | None) -> Iterator[Sample]:
     for family in metric.collect():
         for sample in family.samples:
-            if sample.labels.get("model") != model:
-                continue
-            if sample.name.endswith("_bucket"):
-                bound = float(sample.labels["le"])
-                at_most[bound] = at_most.get(bound, 0.0) + sample.value
-            elif sample.name.endswith("_sum"):
-                sum_s += sample.value
-    summed = [int(at_most[bound]) for bound in sorted(at_most)]
-    counts = [count - before for count, before in zip(summed, [0, *summed], strict=False)]
-    return Histogram(counts, round(sum_s, 6)) if any(counts) else Histogram()
+            if models is None or sample.labels.get("model") in models:
+                yield sample

@@ -73,7 +73,8 @@ class Fleet:
         from ray.serve.context import _get_global_client
 
         client: Any = _get_global_client()
-        client.delete_apps([name for name in models if name in _applications()], blocking=False)
+        there = _applications()
+        client.delete_apps([name for name in models if name in there], blocking=False)
 
 
 def wanted_of(settings: Settings, model: Model) -> Wanted:

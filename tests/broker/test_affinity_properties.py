@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,12 +14,10 @@ from hypothesis import strategies as st
 
 from headrace.broker.affinity import MAX_PASSED, WINDOW, Candidate, choose, left_ms, turns
 from headrace.broker.embedded import EmbeddedServer
-from headrace.broker.memory import MemoryBroker
 from headrace.broker.prefixes import ANCHOR_BYTES, LENGTHS, anchors, split
 from headrace.broker.protocol import Asking, Broker, Share
-from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import QueueSettings, RedisSettings
-from tests.broker.steps import serve
+from headrace.broker.settings import QueueSettings
+from tests.broker.twins import Twins, both_brokers
 from tests.support import a_text_job, an_admission
 
 QUEUE = QueueSettings(lease_s=600.0)
@@ -29,29 +27,19 @@ WEIGHTS = {"a": 1.0, "b": 3.0, "c": 0.5}
 
 @pytest.fixture
 async def brokers(redis_server: EmbeddedServer, redis_client: redis.Redis) -> AsyncIterator[list[Broker]]:
-    both: list[Broker] = [RedisBroker(redis_server.url, RedisSettings(), QUEUE), MemoryBroker(QUEUE)]
-    for broker in both:
-        await broker.open()
-        await serve(broker)
-        for replica in REPLICAS:
-            await broker.present("replicas", replica, "m", {"state": "ready"})
-    yield both
-    for broker in both:
-        await broker.close()
+    async with both_brokers(redis_server.url, QUEUE) as both:
+        for broker in both:
+            for replica in REPLICAS:
+                await broker.present("replicas", replica, "m", {"state": "ready"})
+        yield both
 
 
-class Workload:
+class Workload(Twins):
     """Random steps, each done to both brokers, whose answers must be the same."""
 
     def __init__(self, seed: int, brokers: list[Broker]) -> None:
-        self._random = random.Random(seed)
-        self._brokers = brokers
+        super().__init__(seed, brokers)
         self.served: dict[str, set[bytes]] = defaultdict(set)
-
-    async def both(self, verb: Callable[[Broker], Awaitable[Any]]) -> Any:
-        answers = [await verb(broker) for broker in self._brokers]
-        assert answers[0] == answers[1]
-        return answers[0]
 
     def prefix(self) -> bytes:
         """Of one of three families that share beginnings of some lengths; one in four has none."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, get_args
 
@@ -14,12 +13,11 @@ import redis
 from headrace.broker import keys, messages
 from headrace.broker.embedded import EmbeddedServer
 from headrace.broker.errors import QueueFull
-from headrace.broker.memory import MemoryBroker
 from headrace.broker.messages import BANDS, Band, Ended, Entry, Usage
 from headrace.broker.protocol import Admission, Broker, Settle, Share
-from headrace.broker.redis_broker import RedisBroker
-from headrace.broker.settings import QueueSettings, RedisSettings
-from tests.broker.steps import exchange, serve, state_of
+from headrace.broker.settings import QueueSettings
+from tests.broker.steps import exchange, state_of
+from tests.broker.twins import Twins, both_brokers
 from tests.support import an_admission
 
 QUEUE = QueueSettings(max_waiting_jobs=12, max_waiting_tokens=600, lease_s=60.0)
@@ -28,29 +26,18 @@ SHARES = {"a": Share(), "b": Share(weight=3.0, max_waiting_tokens=250), "c": Sha
 
 @pytest.fixture
 async def brokers(redis_server: EmbeddedServer, redis_client: redis.Redis) -> AsyncIterator[list[Broker]]:
-    both: list[Broker] = [RedisBroker(redis_server.url, RedisSettings(), QUEUE), MemoryBroker(QUEUE)]
-    for broker in both:
-        await broker.open()
-        await serve(broker)
-    yield both
-    for broker in both:
-        await broker.close()
+    async with both_brokers(redis_server.url, QUEUE) as both:
+        yield both
 
 
-class Workload:
+class Workload(Twins):
     """Random steps; each is done to both brokers, whose answers must be the same."""
 
     def __init__(self, seed: int, brokers: list[Broker]) -> None:
-        self._random = random.Random(seed)
-        self._brokers = brokers
+        super().__init__(seed, brokers)
         self._admitted: list[str] = []
         self._running: dict[str, int] = {}
         self.outcomes: Counter[str] = Counter()
-
-    async def both(self, verb: Callable[[Broker], Awaitable[Any]]) -> Any:
-        answers = [await verb(broker) for broker in self._brokers]
-        assert answers[0] == answers[1]
-        return answers[0]
 
     async def step(self) -> None:
         steps = [self.admit, self.admit, self.admit, self.claim, self.settle, self.release, self.cancel]

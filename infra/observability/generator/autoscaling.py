@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from infra.observability.generator.panels import Query, board, graph, model_variable, row
+from infra.observability.generator.panels import (
+    AnyPanel,
+    Query,
+    board,
+    filled,
+    graph,
+    model_variable,
+)
 
 OF = '{model="$model"}'
 DECIDED = "headrace_autoscaler_decisions_total"
@@ -14,8 +21,12 @@ def dashboard() -> Dashboard:
     made = board(
         "headrace-autoscaling", "headrace: autoscaling", "Signals, decisions with their reasons, and replicas."
     )
-    made = made.with_variable(model_variable()).with_row(row("Decisions"))
-    for panel in (
+    made = made.with_variable(model_variable())
+    return filled(made, {"Decisions": _decisions(), "Signals": _signals()})
+
+
+def _decisions() -> list[AnyPanel]:
+    return [
         graph(
             "Wanted and there",
             "The autoscaler's last number, and replicas by state.",
@@ -51,10 +62,11 @@ def dashboard() -> Dashboard:
             "short",
             Query(f"max(increase(headrace_replica_starts_total{OF}[15m]))", "starts"),
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("Signals"))
-    for panel in (
+    ]
+
+
+def _signals() -> list[AnyPanel]:
+    return [
         graph("Waiting jobs", "", "short", Query(f"max by (priority) (headrace_queue_depth{OF})", "{{priority}}")),
         graph("Waiting prompt tokens", "", "short", Query(f"max(headrace_queue_prompt_tokens{OF})", "tokens")),
         graph("Oldest wait", "", "s", Query(f"max(headrace_queue_oldest_seconds{OF})", "oldest")),
@@ -71,6 +83,4 @@ def dashboard() -> Dashboard:
             "s",
             Query('max(headrace_replica_startup_seconds{model="$model",phase="total"})', "total"),
         ),
-    ):
-        made = made.with_panel(panel)
-    return made.build()
+    ]

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.timeseries import Panel
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from infra.observability.generator.panels import Query, board, graph, model_variable, quantiles, rate, row
+from infra.observability.generator.panels import (
+    AnyPanel,
+    Query,
+    board,
+    filled,
+    graph,
+    model_variable,
+    quantiles,
+    rate,
+)
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
@@ -14,8 +22,12 @@ OF = '{model="$model"}'
 
 def dashboard() -> Dashboard:
     made = board("headrace-model", "headrace: one model", "Where a model's time goes, and how full its replicas are.")
-    made = made.with_variable(model_variable()).with_row(row("Latency"))
-    for panel in (
+    made = made.with_variable(model_variable())
+    return filled(made, {"Latency": _latency(), "Queue": _queue(), "Engines": _engines()})
+
+
+def _latency() -> list[AnyPanel]:
+    return [
         graph("Time to first token", "And its SLO.", "s", *quantiles(TTFT, where=OF), _target("ttft")),
         graph(
             "Where the first token's time goes",
@@ -43,10 +55,11 @@ def dashboard() -> Dashboard:
                 "{{slo}}",
             ),
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("Queue"))
-    for panel in (
+    ]
+
+
+def _queue() -> list[AnyPanel]:
+    return [
         graph(
             "Waiting jobs",
             "By priority; `resume` holds those whose replica was lost.",
@@ -58,12 +71,7 @@ def dashboard() -> Dashboard:
         graph(
             "Waiting prompt tokens", "As estimated.", "short", Query(f"max(headrace_queue_prompt_tokens{OF})", "tokens")
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("Engines"))
-    for panel in _engines():
-        made = made.with_panel(panel)
-    return made.build()
+    ]
 
 
 def _target(slo: str) -> Query:
@@ -75,7 +83,7 @@ def _stage_quantile() -> list[Query]:
     return [Query(f"histogram_quantile(0.95, {buckets})", "{{stage}}")]
 
 
-def _engines() -> list[Panel]:
+def _engines() -> list[AnyPanel]:
     step_s, steps = (rate(f"headrace_engine_{name}_total", "instance", OF) for name in ("step_seconds", "steps"))
     tokens = "headrace_tokens_total"
     return [

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from infra.observability.generator.panels import Query, board, graph, number, quantiles, rate, row
+from infra.observability.generator.panels import (
+    AnyPanel,
+    Query,
+    board,
+    filled,
+    graph,
+    number,
+    quantiles,
+    rate,
+)
 
 TTFT = "gen_ai_server_time_to_first_token_seconds"
 TPOT = "gen_ai_server_time_per_output_token_seconds"
@@ -12,7 +21,11 @@ TPOT = "gen_ai_server_time_per_output_token_seconds"
 
 def dashboard() -> Dashboard:
     made = board("headrace-overview", "headrace: service overview", "Whether all is well, and if not, where to look.")
-    for panel in (
+    return filled(made, {"": _now(), "What clients see": _clients(), "Models": _models()})
+
+
+def _now() -> list[AnyPanel]:
+    return [
         number(
             "Requests a second", "Responses that have ended.", "reqps", Query("sum(rate(headrace_requests_total[1m]))")
         ),
@@ -64,10 +77,11 @@ def dashboard() -> Dashboard:
             warn=0.5,
             bad=0.7,
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("What clients see"))
-    for each in (
+    ]
+
+
+def _clients() -> list[AnyPanel]:
+    return [
         graph(
             "Requests by outcome",
             "ok, disconnected (the client left), or an error's code.",
@@ -99,10 +113,11 @@ def dashboard() -> Dashboard:
                 "{{route}}",
             ),
         ),
-    ):
-        made = made.with_panel(each)
-    made = made.with_row(row("Models"))
-    for each in (
+    ]
+
+
+def _models() -> list[AnyPanel]:
+    return [
         graph(
             "Tokens a second, by model",
             "Completion tokens.",
@@ -137,6 +152,4 @@ def dashboard() -> Dashboard:
             Query("headrace:failed:ratio_rate1h", "failed"),
             span=12,
         ),
-    ):
-        made = made.with_panel(each)
-    return made.build()
+    ]

@@ -6,6 +6,7 @@ process that dies takes nothing back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
@@ -16,6 +17,9 @@ from grafana_foundation_sdk.models import dashboard as models
 SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 HEIGHT = 8
+
+
+AnyPanel = timeseries.Panel | stat.Panel
 
 
 class Query(NamedTuple):
@@ -116,8 +120,14 @@ def number(
     )
 
 
-def row(title: str) -> dashboard.Row:
-    return dashboard.Row(title)
+def filled(made: dashboard.Dashboard, rows: Mapping[str, Sequence[AnyPanel]]) -> models.Dashboard:
+    """A dashboard with these panels, row by row by their titles; a row without one has no head."""
+    for title, panels in rows.items():
+        if title:
+            made = made.with_row(dashboard.Row(title))
+        for panel in panels:
+            made = made.with_panel(panel)
+    return made.build()
 
 
 def quantiles(metric: str, by: str = "", where: str = "", legend: str = "") -> list[Query]:

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from infra.observability.generator.panels import Query, board, graph, quantiles, rate, row
+from infra.observability.generator.panels import (
+    AnyPanel,
+    Query,
+    board,
+    filled,
+    graph,
+    quantiles,
+    rate,
+)
 
 
 def dashboard() -> Dashboard:
     made = board("headrace-relay", "headrace: relay and Redis", "What a token's way costs, and what happens on it.")
-    made = made.with_row(row("The log"))
-    for panel in (
+    return filled(made, {"The log": _log(), "The relay": _relay(), "Redis, and what each process costs": _processes()})
+
+
+def _log() -> list[AnyPanel]:
+    return [
         graph("Append", "One batch into the log, acknowledged.", "s", *quantiles("headrace_append_seconds")),
         graph(
             "Batches a second",
@@ -24,10 +35,11 @@ def dashboard() -> Dashboard:
             "short",
             Query("sum(rate(headrace_fenced_appends_total[$__rate_interval]))", "fenced"),
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("The relay"))
-    for panel in (
+    ]
+
+
+def _relay() -> list[AnyPanel]:
+    return [
         graph(
             "Relay lag",
             "From an entry's time to its frame's write; two clocks.",
@@ -65,10 +77,11 @@ def dashboard() -> Dashboard:
             "short",
             Query(rate("headrace_reaped_jobs_total", "reason"), "{{reason}}"),
         ),
-    ):
-        made = made.with_panel(panel)
-    made = made.with_row(row("Redis, and what each process costs"))
-    for panel in (
+    ]
+
+
+def _processes() -> list[AnyPanel]:
+    return [
         graph(
             "Broker memory",
             "Of its `maxmemory`.",
@@ -100,6 +113,4 @@ def dashboard() -> Dashboard:
             "short",
             Query('sum by (role) (up{job=~"headrace.*"})', "{{role}}"),
         ),
-    ):
-        made = made.with_panel(panel)
-    return made.build()
+    ]
