@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import cast
@@ -25,6 +26,16 @@ TRACE, ABOVE = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 MakeTraced = Callable[..., Awaitable[Deployment]]
 
 
+@pytest.fixture(autouse=True)
+def nothing_is_told_later() -> Iterator[None]:
+    """What a closed tracer still says from its thread would be in the log of the next test."""
+    yield
+    for thread in threading.enumerate():
+        if thread.name == "tracing's end":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
 @pytest.fixture
 def collector() -> Iterator[Collector]:
     with Collector() as collector:
@@ -32,8 +43,8 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def traced(deploy: Deploy, collector: Collector) -> MakeTraced:
-    """A deployment that tells the collector, soon."""
+def traced(collector: Collector, deploy: Deploy) -> MakeTraced:
+    """A deployment that tells the collector, soon, and ends before it."""
 
     async def make(
         model: dict[str, object] | None = None, *, pods: int = 1, workers: int = 1, **tracing: object
