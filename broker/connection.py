@@ -18,8 +18,7 @@ from redis.exceptions import RedisError, ResponseError
 from headrace.broker import tls
 from headrace.broker.errors import BrokerDown
 from headrace.broker.nodes import Nodes
-
-Command = Sequence[str | bytes | int]
+from headrace.broker.redis_wire import Command, pack, take_over
 
 
 class _Wire(asyncio.Protocol):
@@ -85,10 +84,7 @@ class Pinned:
 
     async def send(self, commands: Sequence[Command]) -> None:
         """Write all commands at once, connecting first if need be."""
-        await self.write(b"".join(map(self.pack, commands)))
-
-    def pack(self, command: Command) -> bytes:
-        return b"".join(self._connection.pack_command(*command))
+        await self.write(b"".join(map(pack, commands)))
 
     async def write(self, packed: bytes) -> None:
         """Write commands that are bytes already.
@@ -108,14 +104,12 @@ class Pinned:
         pool = (await self._nodes.of(self._shard)).pinned_pool
         if pool is not self._pool:  # in a cluster, the shard's server is another one now
             self._pool, self._connection = pool, pool.make_connection()  # type: ignore[no-untyped-call]
+        self._wire = _Wire()
         try:
-            await self._connection.connect()
+            self._transport = await take_over(self._connection, self._wire)
         except (TimeoutError, RedisError, OSError) as error:
             await self.leave()
             raise BrokerDown(tls.refusal(error) or "") from error
-        self._wire = _Wire()
-        self._transport = cast(asyncio.Transport, self._connection._writer.transport)
-        self._transport.set_protocol(self._wire)
 
     async def receive(self, timeout_s: float | None = None) -> Any:
         """The next answer, None if it does not come in the time that is given; an error answer is returned."""

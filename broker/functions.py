@@ -13,20 +13,21 @@ from redis.exceptions import NoPermissionError, ResponseError
 
 from headrace.broker import keys, scripts
 from headrace.broker.errors import BrokerDown
+from headrace.broker.nodes import Node
 
 _RETRY_S = 1
 
 
-async def call(redis: Any, verb: str, shard: int, *args: str | bytes | float) -> Any:
+async def call(node: Node, verb: str, shard: int, *args: str | bytes | float) -> Any:
     """Call a verb; if the server has lost it, which means that nothing was done, bring it and call once more."""
     command = ("FCALL", scripts.function(verb), 1, keys.base(shard), *args)
     try:
-        return await redis.execute_command(*command)
+        return await node.calls.ask(*command)
     except ResponseError as error:
         if not is_missing(error):
             raise
-    await bring(redis)
-    return await redis.execute_command(*command)
+    await bring(node.redis)
+    return await node.calls.ask(*command)
 
 
 async def bring(redis: Any) -> None:

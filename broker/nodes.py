@@ -19,6 +19,7 @@ from redis.crc import key_slot
 from redis.exceptions import RedisError
 
 from headrace.broker import keys, tls
+from headrace.broker.calls import Calls
 from headrace.broker.errors import BrokerDown
 from headrace.broker.settings import RedisSettings
 
@@ -46,12 +47,15 @@ class Node:
         """The settings of pinned connections, for what must not be sent a second time after a break, unnoticed."""
         # Any: redis-py types each answer as the union of all that any server and protocol could say
         self.redis: Any = redis.Redis(connection_pool=self._pool)
+        self.calls = Calls(self.pinned_pool, settings.timeout_s)
 
     async def let_go(self) -> None:
         """Give up the connections that nobody uses now: they lead to a server that is not the right one any more."""
         await self._pool.disconnect(inuse_connections=False)
+        self.calls.let_go()
 
     async def close(self) -> None:
+        self.calls.close()
         await self.redis.aclose()
         await self._pool.disconnect()
         await self.pinned_pool.disconnect()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, Literal, cast
@@ -98,7 +99,7 @@ class RedisBroker:
         for _ in range(_MOVES):
             try:
                 async with self._at(shard) as node:
-                    return await functions.call(node.redis, verb, shard, *args)
+                    return await functions.call(node, verb, shard, *args)
             except BrokerDown as error:
                 if not isinstance(error.__cause__, MovedError):  # which was not carried out
                     raise
@@ -252,29 +253,24 @@ class RedisBroker:
         return RedisLane(self._nodes, shard)
 
     async def last_ids(self, shard: int, job_ids: Sequence[str]) -> list[Position | None]:
-        async with self._at(shard) as node, node.redis.pipeline(transaction=False) as pipe:
-            for job_id in job_ids:
-                pipe.xrevrange(_log(job_id), count=1)
-            answers = await pipe.execute()
+        async with self._at(shard) as node:
+            asked = [node.calls.ask("XREVRANGE", _log(job_id), "+", "-", "COUNT", 1) for job_id in job_ids]
+            answers = await asyncio.gather(*asked)
         return [rows[0][0].decode() if rows else None for rows in answers]
 
     async def read(self, job_id: str, first: Position, count: int) -> list[tuple[Position, bytes]]:
         async with self._at(keys.shard_of(job_id)) as node:
-            rows = await node.redis.xrange(_log(job_id), min=first, count=count)
-        return [(entry_id.decode(), fields[b"e"]) for entry_id, fields in rows]
+            return _entries(await node.calls.ask("XRANGE", _log(job_id), first, "+", "COUNT", count))
 
     async def read_after(
         self, shard: int, positions: Mapping[str, Position], count: int
     ) -> dict[str, list[tuple[Position, bytes]]]:
         if not positions:
             return {}  # XREAD of nothing is an error
-        streams = {_log(job_id): position for job_id, position in positions.items()}
         async with self._at(shard) as node:
-            answer = await node.redis.xread(streams, count=count)
-        return {
-            name.decode()[-32:]: [(entry_id.decode(), fields[b"e"]) for entry_id, fields in rows]
-            for name, rows in answer
-        }
+            streams = (*map(_log, positions), *positions.values())
+            answer = await node.calls.ask("XREAD", "COUNT", count, "STREAMS", *streams)
+        return {name.decode()[-32:]: _entries(rows) for name, rows in answer or ()}
 
     # -- who is there ---------------------------------------------------------------------------------------------
 
@@ -332,6 +328,11 @@ class RedisBroker:
 
 def _log(job_id: str) -> str:
     return keys.key("log", keys.shard_of(job_id), job_id)
+
+
+def _entries(rows: Sequence[Any]) -> list[tuple[Position, bytes]]:
+    """A log's entries out of a server's; `e` is the first field of each, see `redis_lane`."""
+    return [(entry_id.decode(), fields[1]) for entry_id, fields in rows]
 
 
 def _ms(seconds: float) -> int:

@@ -17,6 +17,7 @@ from headrace.broker.hints import encode_hint
 from headrace.broker.nodes import Nodes
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Exchange, Hint, Settle, Written
+from headrace.broker.redis_wire import pack
 from headrace.broker.tasks import cancel_all
 
 log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ class RedisLane:
         return packed + b"$1\r\nu\r\n$%d\r\n%b\r\n" % (len(usage), usage) if usage else packed
 
     def _settle(self, settle: Settle) -> bytes:
-        return self._pinned.pack(("FCALL", self._settle_name, 1, keys.base(self._shard), *settle))
+        return pack(("FCALL", self._settle_name, 1, keys.base(self._shard), *settle))
 
     async def _checked(self, count: int) -> list[Any]:
         """All answers, in which the only error is that of a fenced append; any other leaves the state unknown."""

@@ -68,9 +68,9 @@ async def make_tail(make_broker: MakeBroker) -> AsyncIterator[MakeTail]:
     async def make(lease_s: float = 10.0) -> Tailing:
         faults = FaultyBroker(broker := await make_broker(reader_lease_s=lease_s))
         tail = Tail(faults.broker, "pod", lease_s)
+        probe = await admit(broker)
         await tail.start()
         tails.append(tail)
-        probe = await admit(broker)
         # the first connection calls for a look into every log, so it is over when a silent reader is behind
         reader = tail.open(probe, "0-1")
         await eventually(lambda: reader.is_behind)

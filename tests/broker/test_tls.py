@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,8 +82,12 @@ async def test_a_url_cannot_turn_the_checks_off(server: TlsServer) -> None:
 
 async def test_a_client_without_a_certificate_is_told_so(server: TlsServer) -> None:
     broker = broker_of(server, "worker", tls_cert_file=None, tls_key_file=None)
-    with pytest.raises(BrokerDown, match=r"refuses TLS: .*certificate required.*redis\.tls_cert_file"):
-        await broker.open()
+    told: list[str] = []
+    while len(told) < 5:  # a reset may overtake what the server says
+        with pytest.raises(BrokerDown) as refused:
+            await broker.open()
+        told.append(str(refused.value))
+    assert any(re.search(r"refuses TLS: .*certificate required.*redis\.tls_cert_file", each) for each in told), told
     await broker.close()
 
 
