@@ -34,12 +34,14 @@ class StreamReply(Reply):
         self.wrote_at = time.monotonic()
         self.is_writing = False
         self._fold = subject.form.fold(subject.job_id, subject.view)
+        self._frame, self._job_id = subject.form.frame, subject.job_id
         self._cut = cut
         self._is_past_cut = cut is None
         self._left = cut.frames if isinstance(cut, Skip) else 0
         self._has_headers = False
         self._are_headers_due = False
         self._beat_at = 0.0
+        self._beat_every_s = subject.pod.settings.api.heartbeat_s - subject.pod.beat_s
         self._writes = 0
         self._is_slow = False
         """The client had not taken what was written before when the last frames were."""
@@ -159,13 +161,13 @@ class StreamReply(Reply):
     def _push(self, entry: ReadEntry) -> bool:
         """The hot path, of a client that keeps up: one entry from the hint to the socket, without a task.
 
-        False leaves the entry to `_stream`: the end, and all that must wait for the client.
+        False leaves the entry to `_stream`, as the reader leaves the end: it must wait for the client.
         """
-        if entry.is_end or not self.connection.can_write_chunk():
+        if not self.connection.can_write_chunk():
             return False
         if frames := self._frames(entry):
-            self.connection.write_chunk(b"".join(frames))
-            self._beat_later()
+            self.connection.write_chunk(frames[0] if len(frames) == 1 else b"".join(frames))
+            self._beat_at = time.monotonic() + self._beat_every_s
             self._observe_lag(entry)
         else:
             self.subject.stages.note(entry)  # another attempt, it may be
@@ -174,16 +176,14 @@ class StreamReply(Reply):
     def _frames(self, entry: ReadEntry) -> list[bytes]:
         """The frames of an entry that the client has not, with their positions."""
         payloads = self._fold.feed(entry)
+        frame, position = self._frame, f"{self._job_id}.{entry.id}"
+        if self._is_past_cut and len(payloads) == 1:
+            return [frame(position, payloads[0])]
         last = len(payloads) - 1
-        frame, position = self.subject.form.frame, f"{self.subject.job_id}.{entry.id}"
         return [
             frame(position if index == last else f"{position}.{index + 1}", payloads[index])
             for index in range(self._first_new_frame(entry, len(payloads)), len(payloads))
         ]
-
-    def _beat_later(self) -> None:
-        pod = self.subject.pod
-        self._beat_at = time.monotonic() + pod.settings.api.heartbeat_s - pod.beat_s
 
     def _observe_lag(self, entry: ReadEntry) -> None:
         """Of one write in 16: it is dearer than the write."""
@@ -246,7 +246,7 @@ class StreamReply(Reply):
             await self.send_start(send, 200, headers)
         await send({"type": "http.response.body", "body": data, "more_body": not is_last})
         self.is_writing = False
-        self._beat_later()
+        self._beat_at = time.monotonic() + self._beat_every_s
 
     async def _fail(self, send: Send, error: HeadraceError) -> None:
         self.outcome, error.job_id = error.code, self.subject.job_id

@@ -26,7 +26,7 @@ from headrace.broker.errors import BadRequest, ConfigError, HeadersTimeout, Head
 from headrace.broker.models_file import ModelsFile
 from headrace.broker.protocol import Broker
 from headrace.broker.settings import ApiSettings, Settings
-from headrace.broker.tasks import loop_factory
+from headrace.broker.tasks import collect_less, loop_factory
 
 _handshakes = logging.getLogger(f"{__name__}.handshakes")
 _handshakes.setLevel(logging.WARNING)
@@ -294,7 +294,9 @@ async def serve(settings: Settings, broker: Broker, listener: socket.socket, mod
     """Run one pod on a bound socket."""
     host, port = listener.getsockname()[:2]
     app = create_app(settings, broker, f"http://{addresses.location(host, port)}", models)
-    await Server(configure(settings, app)).serve(sockets=[listener])
+    server = Server(configure(settings, app))
+    collect_less()
+    await server.serve(sockets=[listener])
 
 
 def run(settings: Settings, broker: Broker, listener: socket.socket, models: ModelsFile | None = None) -> None:

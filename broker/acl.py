@@ -24,7 +24,7 @@ _COMMON = "cluster|slots fcall info ping time "
 """What it takes to connect, and to call a function that asks for the time."""
 
 _ENQUEUE = (
-    "del exists get hdel hexists hget hgetall hincrby hmget hset info lpop lrem pexpire pttl sadd set spublish srem "
+    "del exists get hdel hget hgetall hincrby hmget hset info lpop lrem pexpire pttl sadd set spublish srem "
     "xadd xlen xrevrange zadd zcount zrem "
 )
 """What it takes to enter a job in a queue, to end one, and to tell who reads it."""

@@ -66,7 +66,7 @@ class Reader:
         self.sink: Callable[[ReadEntry], bool] | None = None
         """Who takes an entry the moment it comes, while nothing is kept and `read` waits; False leaves it to `read`."""
         self._tail = tail
-        self._next_id = ""
+        self._attempt, self._n, self._next_id = "", 0, ""
         self._kept: list[ReadEntry] = []
         self._error: HeadraceError | None = None
         self._waiter: asyncio.Future[None] | None = None
@@ -116,15 +116,15 @@ class Reader:
         if self.is_behind:
             self._passed_over = max(self._passed_over, entry.id, key=keys.position)
             return
-        match "next" if entry.id == self._next_id else follow(self.position, entry):
-            case "next" if len(self._kept) < _KEEP and self._is_proven(entry):
-                self._take(entry)
-                if not self._kept:
-                    return
-            case "old":
+        how = "next" if entry.id == self._next_id else follow(self.position, entry)
+        if how == "old":
+            return
+        if how == "next" and len(self._kept) < _KEEP and self._is_proven(entry):
+            if self._is_taken(entry):
                 return
-            case _:
-                self.is_behind = True
+            self._kept.append(entry)
+        else:
+            self.is_behind = True
         self.wake()
 
     def begin(self, first: ReadEntry) -> None:
@@ -150,11 +150,14 @@ class Reader:
 
     def _is_taken(self, entry: ReadEntry) -> bool:
         """Be at this entry; True if the sink has taken it."""
-        self.position = entry.id
+        if entry.id == self._next_id:
+            self._n += 1
+        else:
+            self._attempt, _, n = entry.id.partition("-")
+            self._n = int(n)
+        self.position, self._next_id = entry.id, f"{self._attempt}-{self._n + 1}"
         self._is_ended = entry.is_end
-        attempt, _, n = entry.id.partition("-")
-        self._next_id = f"{attempt}-{int(n) + 1}"
-        if self.sink is None or self._kept or self._waiter is None or self._waiter.done():
+        if self._is_ended or self.sink is None or self._kept or self._waiter is None or self._waiter.done():
             return False
         try:
             return self.sink(entry)

@@ -182,10 +182,12 @@ class LogWriter:
 
     def _schedule(self, *, is_urgent: bool = False) -> None:
         """Write at once, or when the pace allows it: what comes meanwhile goes with it, in one wake-up of all."""
+        if self._wake.is_set() or (self._timer is not None and not is_urgent):
+            return
         wait_s = self._due - self._pace_s - time.monotonic()
         if is_urgent or wait_s <= 0:
             self._wake.set()
-        elif self._timer is None:
+        else:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
 
     async def run(self) -> None:

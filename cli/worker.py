@@ -15,7 +15,7 @@ from headrace.broker.errors import EngineFailed
 from headrace.broker.models import Model
 from headrace.broker.outage import open_when_up
 from headrace.broker.settings import Settings
-from headrace.broker.tasks import loop_factory
+from headrace.broker.tasks import collect_less, loop_factory
 from headrace.cli import options
 
 
@@ -59,6 +59,7 @@ async def _run(settings: Settings, model: Model) -> None:
         drains.add(loop.create_task(worker.release_all() if drains else worker.drain()))
 
     await worker.start()
+    collect_less()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     try:

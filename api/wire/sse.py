@@ -55,8 +55,7 @@ class SSEWire:
     def envelope(self, error: HeadraceError) -> bytes:
         raise NotImplementedError
 
-    def frame(self, position: str, payload: bytes) -> bytes:
-        return frame(position, payload)
+    frame = staticmethod(frame)
 
     def heartbeat(self, note: str, view: View) -> bytes:
         return heartbeat(note)

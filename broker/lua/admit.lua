@@ -162,14 +162,16 @@ end
 local ttl_ms, charge = tonumber(ARGV[10]), cost / ARGV[16]
 for _, each in ipairs(subjects) do reserve(each.name, each.limits, each.spent, cost, now, ttl_ms) end
 local tag = exact(start_tag(model, band, owner, charge, ttl_ms))
+local more = {}
+local function also(name, value) more[#more + 1], more[#more + 2] = name, value end
+if ARGV[25] == '1' then also('is_kept', 1) end
+if ARGV[26] ~= '' then also('prefix', ARGV[26]) end
+if ARGV[29] ~= '' then also('digest', ARGV[29]) end
+if subjects[1] then also('key', string.sub(subjects[1].name, 3)) end
 redis.call('HSET', K.job .. job, 'spec', ARGV[2], 'view', ARGV[3], 'model', model, 'attempt', 0, 'deaths', 0,
   'tag', tag, 'grace_ms', grace_ms, 'log_ttl_ms', ARGV[11], 'ttl_ms', ttl_ms, 'max_deaths', ARGV[12],
   'enqueued_ms', text(now), 'age', serial(ttl_ms), 'band', band, 'owner', owner, 'bytes', bytes, 'tokens', tokens,
-  'cost', ARGV[15], 'weight', ARGV[16], 'max_run_ms', ARGV[24])
-if ARGV[25] == '1' then redis.call('HSET', K.job .. job, 'is_kept', 1) end
-if ARGV[26] ~= '' then redis.call('HSET', K.job .. job, 'prefix', ARGV[26]) end
-if ARGV[29] ~= '' then redis.call('HSET', K.job .. job, 'digest', ARGV[29]) end
-if subjects[1] then redis.call('HSET', K.job .. job, 'key', string.sub(subjects[1].name, 3)) end
+  'cost', ARGV[15], 'weight', ARGV[16], 'max_run_ms', ARGV[24], 'history', history(), unpack(more))
 redis.call('XADD', K.log .. job, '0-1', 'e', pack_entry(now, now, { TAG.queued, now }))
 redis.call('PEXPIRE', K.job .. job, ttl_ms)
 redis.call('PEXPIRE', K.log .. job, ttl_ms)

@@ -18,23 +18,25 @@ local function is_enough()
 end
 
 local function open(job, model, here)
-  local f = redis.call('HMGET', K.job .. job, 'spec', 'enqueued_ms', 'ttl_ms', 'tokens', 'prefix')
+  local f = redis.call('HMGET', K.job .. job, 'spec', 'enqueued_ms', 'ttl_ms', 'tokens', 'prefix', 'attempt', 'max_run_ms')
   local after = f[1] and last_id(job)
   if not after then return end -- it expired while it waited
-  local usage = finished_usage(job)
+  local usage = f[6] ~= '0' and finished_usage(job)
   if usage then redis.call('HSET', K.job .. job, 'usage', usage) end
-  local attempt = next_attempt(job, now)
-  redis.call('HSET', K.job .. job, 'worker', replica)
-  append(job, attempt .. '-0', pack_entry(now, tonumber(f[2]), { TAG.claimed, replica, after }), now)
+  local attempt = next_attempt(job, now, 'worker', replica)
+  local pods = append(job, attempt .. '-0', pack_entry(now, tonumber(f[2]), { TAG.claimed, replica, after }), now)
   redis.call('ZADD', K.leases, now + ARGV[3], job)
   redis.call('SADD', K.held .. replica, job)
   redis.call('ZREM', K.deadlines, job)
-  start_wall(job, now)
   keep(K.leases, f[3])
   keep(K.held .. replica, f[3])
+  if f[7] then -- else an older build has admitted it. The first claim starts its wall time, which goes on over all attempts
+    redis.call('ZADD', K.overrun, 'NX', now + f[7], job)
+    keep(K.overrun, f[3])
+  end
   local fresh = math.max(f[4] - math.floor(here * TOKENS_PER_BYTE), 1)
   tokens = tokens + fresh
-  claims[#claims + 1] = { job, f[1], attempt, after, now - f[2], pods_of(job, now), f[5] or '', fresh }
+  claims[#claims + 1] = { job, f[1], attempt, after, now - f[2], pods, f[5] or '', fresh }
 end
 
 -- -- prefixes --------------------------------------------------------------------------------------------------------

@@ -19,9 +19,10 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- Renew a shared key's TTL to at least `ttl_ms`; PEXPIRE ... GT would leave a key that has no TTL without one.
+-- Renew a shared key's TTL to at least `ttl_ms`; to twice that, so that most calls need not. PEXPIRE ... GT would leave
+-- a key that has no TTL without one.
 local function keep(key, ttl_ms)
-  if redis.call('PTTL', key) < tonumber(ttl_ms) then redis.call('PEXPIRE', key, ttl_ms) end
+  if redis.call('PTTL', key) < tonumber(ttl_ms) then redis.call('PEXPIRE', key, 2 * ttl_ms) end
 end
 
 local function last_id(job)
@@ -46,15 +47,13 @@ local function pods_of(job, now)
   return pods
 end
 
--- Tell the pods that read `job` of an entry that this script has appended: msgpack [[job, id, bin]], as workers send it.
-local function hint(job, id, payload, now)
-  local message = '\145\147' .. cmsgpack.pack(job) .. cmsgpack.pack(id) .. '\198' .. struct.pack('>I4', #payload) .. payload
-  for _, pod in ipairs(pods_of(job, now)) do redis.call('SPUBLISH', K.hints .. pod, message) end
-end
-
+-- Append an entry and tell the pods that read the job: msgpack [[job, id, bin]], as workers send it. Returns the pods.
 local function append(job, id, payload, now)
   redis.call('XADD', K.log .. job, id, 'e', payload)
-  hint(job, id, payload, now)
+  local message = '\145\147' .. cmsgpack.pack(job) .. cmsgpack.pack(id) .. '\198' .. struct.pack('>I4', #payload) .. payload
+  local pods = pods_of(job, now)
+  for _, pod in ipairs(pods) do redis.call('SPUBLISH', K.hints .. pod, message) end
+  return pods
 end
 
 -- Numbers that grow, also over a loss of the counter or of its last values: none is below the clock's microseconds.
@@ -73,13 +72,13 @@ end
 
 -- Begin a job's next attempt. No number may ever stand for two texts, and a server that was started again, or a replica
 -- that was promoted, may have lost attempts that readers have seen. Its history tells; the number then jumps ahead of
--- all that could have been, by the job's age in milliseconds.
-local function next_attempt(job, now)
+-- all that could have been, by the job's age in milliseconds. What else is known of the attempt is set with it.
+local function next_attempt(job, now, ...)
   local own = history()
   local f = redis.call('HMGET', K.job .. job, 'attempt', 'history', 'enqueued_ms')
   local attempt = f[1] + 1
   if f[2] ~= own then attempt = attempt + math.max(now - f[3], 1) end
-  redis.call('HSET', K.job .. job, 'attempt', text(attempt), 'history', own)
+  redis.call('HSET', K.job .. job, 'attempt', text(attempt), 'history', own, ...)
   return text(attempt)
 end
 
@@ -140,14 +139,13 @@ end
 
 -- Count a job in or out of what waits: of its model, and of its owner, who is forgotten with the last one.
 local function count(model, owner, jobs, bytes, tokens)
-  local key, left = K.load .. model, 0
-  for _, suffix in ipairs({ '', ':' .. owner }) do
-    -- + 0: Lua has a -0, which Redis 7.0 hands on as that, and then calls no integer
-    redis.call('HINCRBY', key, 'tokens' .. suffix, jobs * tokens + 0)
-    redis.call('HINCRBY', key, 'bytes' .. suffix, jobs * bytes + 0)
-    left = redis.call('HINCRBY', key, 'jobs' .. suffix, jobs)
-  end
-  if left <= 0 then redis.call('HDEL', key, 'jobs:' .. owner, 'bytes:' .. owner, 'tokens:' .. owner) end
+  local key, jobs_, bytes_, tokens_ = K.load .. model, 'jobs:' .. owner, 'bytes:' .. owner, 'tokens:' .. owner
+  local f = redis.call('HMGET', key, 'jobs', 'bytes', 'tokens', jobs_, bytes_, tokens_)
+  local left = (f[4] or 0) + jobs
+  redis.call('HSET', key, 'jobs', text((f[1] or 0) + jobs), 'bytes', text((f[2] or 0) + jobs * bytes),
+    'tokens', text((f[3] or 0) + jobs * tokens), jobs_, text(left), bytes_, text((f[5] or 0) + jobs * bytes),
+    tokens_, text((f[6] or 0) + jobs * tokens))
+  if left <= 0 then redis.call('HDEL', key, jobs_, bytes_, tokens_) end
   return left
 end
 
@@ -165,8 +163,6 @@ local function enqueue(job, model, band, tag, ttl_ms)
   redis.call('ZADD', queue, tag, member)
   redis.call('ZADD', ages, f[5], member)
   redis.call('HSET', K.job .. job, 'place', band)
-  local is_new = redis.call('HEXISTS', K.job .. job, 'history') == 0
-  if is_new then redis.call('HSET', K.job .. job, 'history', history()) end
   count(model, f[2], 1, f[3], f[4])
   redis.call('SADD', K.models, model)
   for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep(key, ttl_ms) end
@@ -229,14 +225,6 @@ local function drop_lease(job, worker)
   if worker then redis.call('SREM', K.held .. worker, job) end
 end
 
--- The first claim of a job starts its wall time, which goes on over all attempts.
-local function start_wall(job, now)
-  local f = redis.call('HMGET', K.job .. job, 'max_run_ms', 'ttl_ms')
-  if not f[1] then return end -- an older build has admitted it
-  redis.call('ZADD', K.overrun, 'NX', now + f[1], job)
-  keep(K.overrun, f[2])
-end
-
 -- What a job has used counts for its model and its owner, by the day on which it ended.
 local function note_usage(model, owner, prompt, completion, now)
   local key, of = K.usage .. text(math.floor(now / DAY_MS)), '\t' .. model .. '\t' .. owner
@@ -277,8 +265,9 @@ local function finish(job, id, payload, status, usage, now)
   redis.call('ZREM', K.unread, job)
   redis.call('ZREM', K.deadlines, job)
   redis.call('ZREM', K.overrun, job)
-  redis.call('HDEL', K.job .. job, 'place', 'worker', 'cancel')
-  if not f[9] then redis.call('HDEL', K.job .. job, 'spec') end
+  local gone = { 'place', 'worker', 'cancel' }
+  if not f[9] then gone[4] = 'spec' end
+  redis.call('HDEL', K.job .. job, unpack(gone))
   redis.call('HSET', K.job .. job, 'ended', status)
   for _, kind in ipairs({ K.job, K.log, K.readers }) do redis.call('PEXPIRE', kind .. job, f[4]) end
 end

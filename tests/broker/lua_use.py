@@ -45,7 +45,7 @@ def _code(text: str) -> str:
 
 
 _READING = {
-    "exists", "get", "hexists", "hget", "hgetall", "hmget", "pttl", "scard", "smembers", "xrange", "xrevrange", "zcard",
+    "exists", "get", "hget", "hgetall", "hmget", "pttl", "scard", "smembers", "xrange", "xrevrange", "zcard",
     "zcount", "zrange", "zrangebyscore", "zrank", "zrevrange", "zscore",
 }  # fmt: skip
 

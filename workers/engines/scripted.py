@@ -12,7 +12,7 @@ import heapq
 import itertools
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
@@ -86,9 +86,13 @@ class _Sequence:
     ) -> None:
         self.generation = generation
         self.parts = parts
-        self.text = prompt_text(generation.job.prompt) + (generation.job.suffix or "")
-        self.seed = generation.job.sampling.seed or 0
+        job = generation.job
+        text, seed = prompt_text(job.prompt) + (job.suffix or ""), job.sampling.seed or 0
+        self.root = zlib.crc32(f"{text}|{seed}|{generation.choice}|".encode())
+        """What is the same in all of its `oracle`s."""
         self.index = len(generation.generated)
+        self.stop_index = self.index
+        """Where it is at its limit, the script's end, or the default's."""
         self.emit = emit
         self.fail = fail
         self.due = 0.0
@@ -176,6 +180,7 @@ class ScriptedEngine:
 
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         sequence = _Sequence(generation, emit, fail, self._parts(generation.job, generation.choice))
+        sequence.stop_index = max(sequence.index, self._stop_index(sequence))
         self._schedule(sequence, self._prefilled_at(sequence))
         self._arm()
         return sequence
@@ -257,22 +262,15 @@ class ScriptedEngine:
         """Emit one step of a sequence; False when that was its last."""
         if sequence.parts is not None:
             return self._say(sequence, sequence.parts)
-        left = self._left(sequence)
-        count = min(left, 1 if self._interval_s else _BURST)
-        token_ids = [self._id(sequence, sequence.index + i) for i in range(count)]
-        sequence.index += count
-        is_last = count == left
+        first = sequence.index
+        sequence.index = min(sequence.stop_index, first + (1 if self._interval_s else _BURST))
+        tokens = [self.token(self._id(sequence, index)) for index in range(first, sequence.index)]
+        is_last = sequence.index == sequence.stop_index
         if is_last and self._model.script_end == "error" and self._script and self._is_out(sequence):
-            sequence.emit(Step([self.token(token_id) for token_id in token_ids]))
+            sequence.emit(Step(tokens))
             sequence.fail(EngineFailed("the scripted engine was told to fail"))
             return False
-        sequence.emit(
-            Step(
-                [self.token(token_id) for token_id in token_ids],
-                self._logprobs(sequence, token_ids),
-                self._end(sequence) if is_last else None,
-            )
-        )
+        sequence.emit(Step(tokens, self._logprobs(sequence, tokens), self._end(sequence) if is_last else None))
         return not is_last
 
     def _parts(self, job: Job, choice: int) -> list[Part] | None:
@@ -299,21 +297,20 @@ class ScriptedEngine:
             sequence.emit(Step([], end=end))
         else:
             step = step_of(parts[at], words(generation.job, generation.choice), None if is_error else end)
-            sequence.emit(step._replace(logprobs=self._logprobs(sequence, [token.id for token in step.tokens])))
+            sequence.emit(step._replace(logprobs=self._logprobs(sequence, step.tokens)))
         if is_error:
             sequence.fail(EngineFailed("the scripted engine was told to fail"))
         return not is_last
 
-    def _left(self, sequence: _Sequence) -> int:
-        """Tokens that a sequence still makes: to its limit, the script's end, or the default."""
+    def _stop_index(self, sequence: _Sequence) -> int:
+        """How many tokens a sequence has in all, those that it had before it came here included."""
         generation = sequence.generation
-        made = sequence.index - len(generation.generated)
-        lefts = [self._model.context_tokens - len(generation.prompt_ids) - sequence.index]
+        ends = [self._model.context_tokens - len(generation.prompt_ids)]
         if (natural := self._natural(sequence)) is not None:
-            lefts.append(natural - sequence.index)
+            ends.append(natural)
         if generation.max_tokens is not None:
-            lefts.append(generation.max_tokens - made)
-        return max(0, min(lefts))
+            ends.append(generation.max_tokens + len(generation.generated))
+        return min(ends)
 
     def _natural(self, sequence: _Sequence) -> int | None:
         """How many tokens a sequence has if nothing stops it; None if only a limit ends it."""
@@ -335,19 +332,14 @@ class ScriptedEngine:
         return "eos" if self._is_out(sequence) and not is_limited else "limit"
 
     def _id(self, sequence: _Sequence, index: int) -> int:
-        if self._script:
-            return index
-        return oracle(sequence.text, sequence.seed, sequence.generation.choice, index)
+        return index if self._script else zlib.crc32(b"%d" % index, sequence.root)
 
-    def _logprobs(self, sequence: _Sequence, token_ids: list[int]) -> list[TokenLogprob] | None:
+    def _logprobs(self, sequence: _Sequence, tokens: Sequence[Token]) -> list[TokenLogprob] | None:
         """Made up, but fixed: the chosen token has probability 1/2, those of the next ids 1/4, 1/8 and so on."""
         wanted = sequence.generation.job.logprobs
         if wanted is None:
             return None
-        return [
-            TokenLogprob(token_id, self.token(token_id).piece, _LN_HALF, self._alternatives(token_id, wanted))
-            for token_id in token_ids
-        ]
+        return [TokenLogprob(token.id, token.piece, _LN_HALF, self._alternatives(token.id, wanted)) for token in tokens]
 
     def _alternatives(self, token_id: int, count: int) -> list[Alternative]:
         if length := token_id >> 32:  # a token of text: the others of its length
