@@ -54,6 +54,10 @@ class Connection:
         """Call this when the connection is gone."""
         self._call_lost = call
 
+    def forget(self) -> None:
+        """Call nobody any more: who was to be called would stay with the connection, and both until a collection."""
+        self._call_half_closed = self._call_lost = lambda: None
+
     def half_close(self) -> None:
         self._is_half_closed = True
         self._call_half_closed()

@@ -135,6 +135,8 @@ class Reply(Response):
             if watcher is not None:
                 watcher.cancel()
             gauge.dec()
+            self.connection.forget()
+            self.reader.sink = None
             subject.pod.tail.close_reader(self.reader, subject.grace_ms)
             subject.count(self.outcome)
 

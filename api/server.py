@@ -146,6 +146,8 @@ class PodProtocol(HttpToolsProtocol):
         cycle: Any = self.cycle
         if cycle is not None and not cycle.response_complete:
             Connection.of(cycle.scope).lose()
+        else:  # all that it was about holds each other, and would stay until Python's next collection
+            self.cycle = self.scope = self.parser = None  # type: ignore[assignment]
 
     def on_response_complete(self) -> None:
         """Nobody will read the rest of a body whose request has been answered, and the next request is after it."""

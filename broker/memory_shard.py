@@ -142,6 +142,7 @@ class MemoryShard(ShardState):
                 idle.remove(replica)
             if not is_enough():
                 idle.append(replica)
+        claims.is_idle = not is_enough()
         return claims
 
     def _note_drain(self, model: str, jobs: int, now: int) -> None:

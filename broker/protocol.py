@@ -88,9 +88,11 @@ class Claim(Struct, frozen=True):
 
 class Claims(list[Claim]):
     """What a replica got. Jobs that were left to another one, which holds more of their prompts, are anybody's after
-    `again_ms` at the earliest; None: there are none."""
+    `again_ms` at the earliest; None: there are none. A replica that got less than it asked for `is_idle`: it is told of
+    the next job."""
 
     again_ms: int | None = None
+    is_idle: bool = False
 
 
 class Asking(Struct, frozen=True):

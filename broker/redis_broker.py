@@ -118,8 +118,9 @@ class RedisBroker:
         names = [models] if isinstance(models, str) else models
         lease_ms = _ms(self._queue.lease_s)
         args = (replica, count, lease_ms, enough, asking.bytes_per_s, asking.dropped, *names)
-        again_ms, rows = await self._run("claim", shard, *args)
+        again_ms, is_idle, rows = await self._run("claim", shard, *args)
         claims = Claims(_claim(row) for row in rows)
+        claims.is_idle = bool(is_idle)
         claims.again_ms = None if again_ms < 0 else again_ms
         return claims
 

@@ -70,7 +70,8 @@ class Reader:
         self._kept: list[ReadEntry] = []
         self._error: HeadraceError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._is_ended = False
+        self.is_ended = False
+        """It has taken the log's last entry."""
         self._is_poked = False
         self._missing_since: float | None = None
         self._passed_over = START
@@ -111,7 +112,7 @@ class Reader:
     def offer(self, entry: ReadEntry) -> None:
         """Take a hint in, if it is the next entry; any other makes the reader read the log."""
         self.is_silent = False
-        if self._is_ended:
+        if self.is_ended:
             return
         if self.is_behind:
             self._passed_over = max(self._passed_over, entry.id, key=keys.position)
@@ -139,7 +140,7 @@ class Reader:
 
     def fail(self, error: HeadraceError) -> None:
         """Make `read` raise, once the entries that are here are taken."""
-        if not self._is_ended and self._error is None:
+        if not self.is_ended and self._error is None:
             self._error = error
             self.wake()
 
@@ -156,8 +157,8 @@ class Reader:
             self._attempt, _, n = entry.id.partition("-")
             self._n = int(n)
         self.position, self._next_id = entry.id, f"{self._attempt}-{self._n + 1}"
-        self._is_ended = entry.is_end
-        if self._is_ended or self.sink is None or self._kept or self._waiter is None or self._waiter.done():
+        self.is_ended = entry.is_end
+        if self.is_ended or self.sink is None or self._kept or self._waiter is None or self._waiter.done():
             return False
         try:
             return self.sink(entry)
@@ -196,7 +197,7 @@ class Reader:
         for entry in _decode(rows):
             self._take_in_order(entry)
         is_newer = keys.position(self._passed_over) > keys.position(self.position)
-        self.is_behind = not self._is_ended and (len(rows) >= _PAGE - 1 or is_newer)
+        self.is_behind = not self.is_ended and (len(rows) >= _PAGE - 1 or is_newer)
 
     async def _wait_for_repair(self) -> None:
         """The log ends before the position: a server that has lost its end may get it again from the worker."""
@@ -280,8 +281,11 @@ class Tail:
                 reader.fail(error)
 
     def close_reader(self, reader: Reader, grace_ms: int | None) -> None:
-        """The client left; the pod's reading lease ends with its last reader, within milliseconds."""
-        if self._forget(reader):
+        """The client left; the pod's reading lease ends with its last reader, within milliseconds.
+
+        Of a job that has ended it means nothing any more, and runs out by itself.
+        """
+        if self._forget(reader) and not reader.is_ended:
             self._leaving[reader.job_id] = grace_ms
             self._leave_now.set()
 

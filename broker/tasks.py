@@ -29,7 +29,7 @@ def collect_less() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, 20, 50)
+    gc.set_threshold(_YOUNG, 10, 20)
 
 
 async def cancel_all(tasks: Iterable[asyncio.Task[None]]) -> None:

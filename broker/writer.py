@@ -31,6 +31,10 @@ _FULL_S = 5.0
 _RETRY_S = (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
+def _tell_nobody(*_: object) -> None:
+    """In place of the owner of a track that is closed, which would stay with it until Python's next collection."""
+
+
 class Track:
     """One attempt's place in one log. Events are appended without waiting; `on_lost` says that it is ours no more."""
 
@@ -171,6 +175,8 @@ class LogWriter:
         return track
 
     def close_track(self, track: Track) -> None:
+        """Nothing of it is written from now on, and nobody is told of it."""
+        track.on_lost, track.on_full = _tell_nobody, _tell_nobody
         if self._tracks.get(track.job_id) is track:
             del self._tracks[track.job_id]
         if self._ready.get(track.job_id) is track:

@@ -12,6 +12,7 @@ from headrace.broker.errors import EngineFailed
 from headrace.broker.outage import open_when_up
 from headrace.broker.redis_broker import RedisBroker
 from headrace.broker.settings import Settings
+from headrace.broker.tasks import collect_less
 from headrace.workers import engines
 from headrace.workers.scrape import MetricsServer
 from headrace.workers.worker import Worker
@@ -32,6 +33,7 @@ class Replica:
         self._worker = Worker(settings, chosen, self._broker, self._engine, self._metrics.location, _node())
         await open_when_up(self._broker)
         await self._worker.start()
+        collect_less()
         self._task = asyncio.create_task(self._worker.run(), name="worker")
 
     async def check_health(self) -> None:

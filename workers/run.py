@@ -378,6 +378,8 @@ class JobRun:
     def _close(self) -> None:
         self.count_tokens()
         self._writer.close_track(self.track)
+        for choice in self._choices:
+            choice.run = None  # it calls us: both would stay until Python's next collection
         self.done.set()
 
     def _usage(self) -> Usage:

@@ -4,9 +4,9 @@
 -- overrun (zset), held (set), idle (list). Reads replica (hash).
 -- ARGV: 1 replica, 2 how many, 3 lease ms, 4 prompt tokens that are enough, or '', 5 prompt bytes that a replica prefills
 --       in a second, 0 if that is not known, 6 anchors that the replica holds no more, 7 and on: models, best first
--- Returns {ms until a job that is left to another replica may be taken or -1, list of {job, spec, attempt, id it continues
--- from, waited ms, readers, prefix, prompt tokens to prefill}}. A replica that could take more is entered as idle in
--- the same step, so that no wake-up is lost. A lost reply is mended by `tick`.
+-- Returns {ms until a job that is left to another replica may be taken or -1, 1 if the replica is idle else 0, list of
+-- {job, spec, attempt, id it continues from, waited ms, readers, prefix, prompt tokens to prefill}}. A replica that could
+-- take more is entered as idle in the same step, so that no wake-up is lost. A lost reply is mended by `tick`.
 -- Among the first jobs of equal rank it is given the one whose prefix it holds: `affinity.py` is the same rule.
 local replica, wanted, enough, bytes_per_s = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[4]), tonumber(ARGV[5])
 local now, claims, tokens, again = clock(), {}, 0, -1
@@ -209,4 +209,4 @@ for i = 7, #ARGV do
     keep(idle, IDLE_TTL_MS)
   end
 end
-return { again, claims }
+return { again, is_enough() and 0 or 1, claims }

@@ -253,8 +253,8 @@ async def test_d6_fifty_clients_that_take_nothing_cost_little_and_end_at_once(
     assert max(reader.kept for reader in stalled) <= KEPT
     for client in clients:
         client.close()
-    await eventually(lambda: up.state().tail.readers == 0 and not up.pods[0].server_state.tasks, 1.0)
-    await eventually(lambda: len(asyncio.all_tasks()) <= tasks, 1.0)
+    await eventually(lambda: up.state().tail.readers == 0 and not up.pods[0].server_state.tasks)
+    await eventually(lambda: len(asyncio.all_tasks()) <= tasks)
     await eventually(lambda: len(redis_client.client_list()) <= connections + up.settings.redis.pool_size)
     await eventually(lambda: not up.pods[0].server_state.connections)
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker.errors import NoCapacity
-from headrace.broker.protocol import Broker, ModelStats, Reaped
+from headrace.broker.protocol import Asking, Broker, ModelStats, Reaped
 from tests.broker.steps import (
     Ears,
     MakeBroker,
@@ -295,6 +295,15 @@ async def test_a_claim_that_got_all_it_asked_for_is_not_idle(broker: Broker, ear
     await admit(broker)
     await eventually(lambda: idle == [0])
     assert busy == [0]
+
+
+async def test_a_claim_says_whether_the_replica_is_idle_now(broker: Broker) -> None:
+    for _ in range(3):
+        await admit(broker)
+    assert not (await broker.claim(0, "r", "m", 1)).is_idle
+    assert not (await broker.claim(0, "r", "m", 9, Asking(enough_tokens=1))).is_idle
+    assert (await broker.claim(0, "r", "m", 9)).is_idle
+    assert (await broker.claim(0, "r", "m", 9)).is_idle
 
 
 async def test_a_replica_that_asks_again_is_idle_once(broker: Broker, ears: Ears) -> None:

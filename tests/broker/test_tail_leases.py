@@ -36,6 +36,17 @@ async def test_of_two_readers_one_may_leave(tailing: Tailing) -> None:
     await eventually(lambda: "unwatch" in tailing.faults.calls)
 
 
+async def test_who_has_read_to_the_end_leaves_without_a_word(tailing: Tailing) -> None:
+    source, other = await tailing.source(grace_ms=0), await tailing.source(grace_ms=0)
+    reader, early = tailing.tail.open(source.job_id, "1-0"), tailing.tail.open(other.job_id, "1-0")
+    await source.write(1)
+    await source.end()
+    assert await take(reader, 2) == ["1-1", "1-2"]
+    tailing.tail.close_reader(reader, None)
+    tailing.tail.close_reader(early, None)
+    assert list(tailing.tail._leaving) == [other.job_id]
+
+
 @pytest.mark.parametrize(("grace_ms", "asked_ms"), [(0, None), (60_000, 0)])
 async def test_a_leaving_reader_without_grace_cancels(tailing: Tailing, grace_ms: int, asked_ms: int | None) -> None:
     source = await tailing.source(grace_ms=grace_ms)

@@ -37,6 +37,16 @@ async def test_jobs_run_to_their_end(stage: Stage) -> None:
     await eventually(lambda: replica.worker.running == 0)
 
 
+async def test_a_lone_job_costs_one_claim(stage: Stage) -> None:
+    await stage.replica(scripted())
+    for i in range(11):
+        job_id = await stage.admit(max_tokens=2)
+        assert (await stage.ended(job_id)).status == "done"
+        if i == 0:  # what a replica asks when it begins is over
+            stage.faults.calls.clear()
+    assert stage.faults.calls.count("claim") < 15, "an idle one asks by itself now and then"
+
+
 async def test_no_more_jobs_run_than_there_are_slots(make_stage: MakeStage) -> None:
     stage = await make_stage(slots=2)
     replica = await stage.replica()
