@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Literal
 
 from starlette.requests import HTTPConnection
@@ -49,6 +50,7 @@ def check(key: KeySettings, access: Access, path: str) -> None:
         raise Forbidden("this key may not use this address")
 
 
+@lru_cache(16)
 def is_loopback(host: str) -> bool:
     """Can only this machine reach what is bound to this host?"""
     try:

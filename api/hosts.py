@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 
 from starlette.requests import HTTPConnection
 
@@ -39,6 +40,7 @@ def check_page(request: HTTPConnection, settings: Settings) -> None:
         raise OriginNotAllowed(param="Origin")
 
 
+@lru_cache(256)  # clients say the same few
 def _is_local(name: str) -> bool:
     """An address in numbers cannot be pointed elsewhere; of names, `localhost` is always this machine (RFC 6761)."""
     try:

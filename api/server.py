@@ -57,6 +57,30 @@ class PodConnection(Connection):
         self._protocol.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+class Together:
+    """In the place of a transport while a response begins: its head waits for the first of its body.
+
+    uvicorn writes them one by one, and each write is a system call that wakes the client.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None
+        self.is_closing = transport.is_closing
+
+    def write(self, data: bytes) -> None:
+        if self._head is None:
+            self._head = data
+        else:
+            self._transport.write(self._head + data)
+            self._head, self.write = b"", self._transport.write  # type: ignore[method-assign]
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+
 class PodProtocol(HttpToolsProtocol):
     """HTTP as uvicorn reads it, and what it leaves open: half-closed connections, heads without end, unread bodies."""
 
@@ -125,8 +149,10 @@ class PodProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._meter.is_in_body = False
-        if self.cycle is not None:
-            self.cycle.transport = self.transport
+        cycle: Any = self.cycle
+        if cycle is not None:
+            has_no_body = cycle.response_started or cycle.scope["method"] == "HEAD"  # after which nothing would come
+            cycle.transport = self.transport if has_no_body else Together(self.transport)
         super().on_message_complete()
 
     def check_head(self, now: float) -> None:

@@ -245,7 +245,7 @@ class ToolCallDelta(Struct, frozen=True, array_like=True):
     arguments: str = ""
 
 
-class Delta(Struct, frozen=True, array_like=True, tag=int(Tag.DELTA)):
+class Delta(Struct, frozen=True, array_like=True, gc=False, tag=int(Tag.DELTA)):
     """What one engine step added to a choice.
 
     `text` is whole characters and may be empty while text is held back; `token_ids` are the step's tokens.
@@ -322,14 +322,14 @@ Event = Queued | Claimed | Started | Delta | Finished | Ended | Result
 AnyEvent = Event | Unknown
 
 
-class Entry(Struct, frozen=True, array_like=True):
+class Entry(Struct, frozen=True, array_like=True, gc=False):
     """One log entry: the events of one engine step, and when, in milliseconds since the job was enqueued."""
 
     at_ms: int
     events: list[Event]
 
 
-class ReadEntry(Struct, frozen=True):
+class ReadEntry(Struct, frozen=True, gc=False):
     """An `Entry` as a reader sees it: with its position, and with unknown events kept."""
 
     id: str

@@ -45,7 +45,7 @@ class RedisLane:
         heard, added = answers[: len(hints)], answers[len(hints) : len(hints) + len(appends)]
         settled = answers[len(hints) + len(appends) :]
         return Exchange(
-            [_appended(answer) for answer in added],
+            ["stale" if isinstance(said, ResponseError) else "gone" if said is None else "ok" for said in added],
             [cast(Written, answer.decode()) for answer in settled],
             [hint.pod for hint, count in zip(hints, heard, strict=True) if count == 0],
         )
@@ -83,12 +83,6 @@ class RedisLane:
 
 def _is_fenced(answer: ResponseError) -> bool:
     return "equal or smaller" in str(answer)
-
-
-def _appended(answer: Any) -> Written:
-    if isinstance(answer, ResponseError):
-        return "stale"
-    return "ok" if answer is not None else "gone"
 
 
 class RedisListener:

@@ -61,7 +61,8 @@ class Track:
         self.ending: Ended | None = None
         self.settled: asyncio.Future[Written] | None = None
         self.is_lost = False
-        self._moved = asyncio.Event()
+        self._moved: asyncio.Event | None = None
+        """Of who waits in `clear`, if somebody does."""
         self.on_lost = on_lost
         self.on_full: Callable[[BrokerFull], None] = lambda _: None
         self._writer = writer
@@ -70,7 +71,10 @@ class Track:
     @property
     def age_ms(self) -> int:
         """Milliseconds since the job was enqueued, by the broker's clock at the claim and ours since."""
-        return int((time.monotonic() - self._enqueued_at) * 1000)
+        return self.age_ms_at(time.monotonic())
+
+    def age_ms_at(self, now: float) -> int:
+        return int((now - self._enqueued_at) * 1000)
 
     @property
     def last(self) -> Position:
@@ -85,12 +89,14 @@ class Track:
     async def clear(self) -> None:
         """Wait until everything is acknowledged, or the log is ours no more."""
         while not self.is_clear and not self.is_lost:
+            self._moved = self._moved or asyncio.Event()
             self._moved.clear()
             await self._moved.wait()
 
     def moved(self) -> None:
         """The log has answered: whoever waits in `clear` looks again."""
-        self._moved.set()
+        if self._moved is not None:
+            self._moved.set()
 
     def append(self, events: Iterable[Event], *, is_urgent: bool = False, usage: Usage | None = None) -> None:
         """Write these after all others; `usage` comes with what finishes the job's last choice."""
@@ -216,9 +222,10 @@ class LogWriter:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._due = max(self._due, time.monotonic()) + self._pace_s
+        now = time.monotonic()
+        self._due = min(max(self._due, now), now + self._pace_s) + self._pace_s  # urgent ones in a row delay nobody
         writers = [track for track in tracks if track.pending and not track.is_lost]
-        appends = [self._take(track) for track in writers]
+        appends = [self._take(track, now) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
         started = time.perf_counter()
         answers = await self._lane.exchange(
@@ -238,9 +245,9 @@ class LogWriter:
         for track, written in zip(enders, answers.settles, strict=True):
             await self._settled(track, written)
 
-    def _take(self, track: Track) -> Append:
+    def _take(self, track: Track, now: float) -> Append:
         """All that waits for a job becomes its next entry."""
-        data = messages.encode(Entry(track.age_ms, track.pending))
+        data = messages.encode(Entry(track.age_ms_at(now), track.pending))
         track.pending = []
         track.sent.append(data)
         if track.usage is not None and not track.finished_n:

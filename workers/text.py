@@ -6,7 +6,7 @@ One filter a choice. It is made again by running the logged tokens through it, s
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from headrace.workers.engines.protocol import Token
 
@@ -22,9 +22,12 @@ class TextFilter:
         self._held = ""
         self.stop: str | None = None
 
-    def push(self, tokens: Iterable[Token]) -> str:
+    def push(self, tokens: Sequence[Token]) -> str:
         """The text that these tokens make safe to show; bytes that are no UTF-8 become one U+FFFD each."""
-        text = "".join([self._text(token.piece) for token in tokens if not token.is_special])
+        if len(tokens) == 1:  # most steps
+            text = "" if tokens[0].is_special else self._text(tokens[0].piece)
+        else:
+            text = "".join([self._text(token.piece) for token in tokens if not token.is_special])
         return self.push_text(text) if self._stops else text
 
     def _text(self, piece: bytes) -> str:
