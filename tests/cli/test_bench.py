@@ -80,7 +80,7 @@ async def test_an_open_loop_arrives_at_its_rate(redis_server: EmbeddedServer, se
     assert (totals.errors, totals.mismatches) == ({}, 0)
     assert (
         5 < totals.begun == totals.done < 200
-    )  # a busy machine begins fewer, and a closed loop would begin as many as end
+    )  # a busy machine begins fewer
     assert totals.tokens == totals.done * 25
 
 
