@@ -11,14 +11,15 @@ import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
+from fastapi import FastAPI, Request  # here, since FastAPI looks for the words of annotations in the module
+from fastapi.responses import StreamingResponse
+
 FRAME = 'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"scripted","choices":[%s]}\n\n'
 
 
 def proxy(port: int, upstream: int) -> None:
     import httpx
     import uvicorn
-    from fastapi import FastAPI, Request
-    from fastapi.responses import StreamingResponse
 
     app = FastAPI()
     client = httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None, max_keepalive_connections=2000))
@@ -36,8 +37,6 @@ def proxy(port: int, upstream: int) -> None:
 
 def serve(port: int, interval_ms: int) -> None:
     import ray
-    from fastapi import FastAPI, Request
-    from fastapi.responses import StreamingResponse
     from ray import serve as ray_serve
 
     app = FastAPI()
