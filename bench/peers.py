@@ -100,7 +100,10 @@ def peers(venvs: Path) -> dict[str, Peer]:
         "nginx": Peer(_nginx),
         "vllm-router": Peer(_vllm_router(venvs)),
         "fastapi + httpx": Peer(_app("proxy")),
-        "litellm": Peer(_litellm(venvs)),
+        "litellm": Peer(
+            _litellm(venvs),  # without keys, as headrace is here
+            MappingProxyType({"LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true"}),
+        ),
         "ray serve": Peer(_app("serve"), has_source=False),
         "ray serve haproxy": Peer(
             _app("serve"), MappingProxyType({"RAY_SERVE_ENABLE_HA_PROXY": "1"}), has_source=False
@@ -149,15 +152,26 @@ async def started(peer: Peer, point: Point) -> AsyncIterator[Started]:
             if peer.has_source:
                 source = [sys.executable, str(HERE / "peers_source.py"), str(upstream), str(point.interval_ms)]
                 processes["source"] = await _spawn(source, folder, {})
-            processes["peer"] = await _spawn(peer.command(folder, port, upstream, point), folder, peer.env)
-            await until_served(port)
+            command = peer.command(folder, port, upstream, point)
+            process = processes["peer"] = await _spawn(command, folder, peer.env)
+            served, ended = asyncio.ensure_future(until_served(port)), asyncio.ensure_future(process.wait())
+            await asyncio.wait({served, ended}, return_when=asyncio.FIRST_COMPLETED)
+            ended.cancel()
+            if not served.done():
+                served.cancel()
+                raise OSError(f"it ended: {_log_of(command, folder).read_text('utf-8')[-300:]}")
+            await served
             yield world
         finally:
             await world.close()
 
 
+def _log_of(command: list[str], folder: Path) -> Path:
+    return folder / f"{Path(command[0]).name}.log"
+
+
 async def _spawn(command: list[str], folder: Path, env: Mapping[str, str]) -> asyncio.subprocess.Process:
-    with (folder / f"{Path(command[0]).name}.log").open("ab") as output:
+    with _log_of(command, folder).open("ab") as output:
         return await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
             preexec_fn=die_with_parent, env={**os.environ, **env},

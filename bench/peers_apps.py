@@ -3,15 +3,14 @@
 `python bench/peers_apps.py proxy PORT UPSTREAM_PORT` or `python bench/peers_apps.py serve PORT INTERVAL_MS`.
 """
 
-from __future__ import annotations
-
+# no annotations from __future__: FastAPI and Ray's pickle must find their words
 import asyncio
 import sys
 import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from fastapi import FastAPI, Request  # here, since FastAPI looks for the words of annotations in the module
+from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
 
 FRAME = 'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"scripted","choices":[%s]}\n\n'

@@ -78,9 +78,7 @@ async def test_an_open_loop_arrives_at_its_rate(redis_server: EmbeddedServer, se
         plan = replace(a_plan(pods), streams=None, rate=200.0, requests=None, duration_s=0.5, check=OrderCheck)
         totals = await Load(plan).run()
     assert (totals.errors, totals.mismatches) == ({}, 0)
-    assert (
-        5 < totals.begun == totals.done < 200
-    )  # a busy machine begins fewer
+    assert 5 < totals.begun == totals.done < 200  # a busy machine begins fewer
     assert totals.tokens == totals.done * 25
 
 
