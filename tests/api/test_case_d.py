@@ -171,8 +171,8 @@ async def test_d2_a_request_whose_client_left_the_queue_is_never_run(
             assert await depth(up) == 2
             leave(b)
 
-            async def is_one_less() -> bool:
-                return await depth(up) == 1
+            async def is_one_less() -> bool:  # asked of the broker: a gauge may be a second old
+                return sum((await up.broker.stats("scripted")).waiting.values()) == 1
 
             await eventually(is_one_less, 1.0)
             await a.until(b"[DONE]")
@@ -279,7 +279,7 @@ async def test_d6_a_client_that_takes_nothing_for_too_long_is_cut_off(
         clock = Clock()
         await eventually(lambda: not up.state().beats, 5.0)
         assert clock.now > 0.4
-        await eventually(lambda: not up.pods[0].server_state.connections, 1.0)
+        await eventually(lambda: not up.pods[0].server_state.connections, 3.0)
         assert b"[DONE]" not in await client.rest()
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
     await eventually(up.is_idle)

@@ -73,7 +73,7 @@ async def test_d4_a_client_that_leaves_is_noticed_with_cors_too(deploy: Deploy, 
             await (await asking).aclose()
         else:
             asking.cancel()
-        await eventually(lambda: up.workers[0].running == 0, 1.0)
+        await eventually(lambda: up.workers[0].running == 0, 3.0)
 
 
 @pytest.mark.parametrize("origin", ["https://a.org/", "a.org", "https://a.org/x", "https://A.org", ""])

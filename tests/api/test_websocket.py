@@ -141,7 +141,7 @@ async def test_d7_a_client_that_leaves_a_silent_worker_stops_it(
             await ws.connection.close()
         else:
             ws.connection.transport.abort()
-        await eventually(lambda: up.workers[0].running == 0, 1.0)
+        await eventually(lambda: up.workers[0].running == 0, 3.0)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
