@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 from collections.abc import Callable, Iterable
 
 _AGAIN_S = 0.1
@@ -25,8 +26,12 @@ def collect_less() -> None:
     """Have Python's collector of cycles look rarely, and never at what is there now; called once a process is loaded.
 
     A token makes a few objects and no cycle. By default each thousandth token would have the collector go over all
-    that is alive, the modules' hundred thousands among it: a quarter of a worker's time with a thousand streams.
+    that is alive, the modules' hundred thousands among it: much of a process's time with a thousand streams.
+
+    Not beside torch: a few objects in a cycle may hold gigabytes of tensors, and the collector counts objects.
     """
+    if "torch" in sys.modules:
+        return
     gc.collect()
     gc.freeze()
     gc.set_threshold(_YOUNG, 10, 20)
