@@ -205,13 +205,13 @@ class Worker:
             if self._is_draining:
                 return
             try:
-                is_full, again_s = await self._claim_some()
+                is_idle, again_s = await self._claim_some()
                 outage.up()
             except BrokerDown as error:
                 outage.down(error)
                 await asyncio.sleep(0.5)
                 continue
-            if not is_full:
+            if is_idle:
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self._work.wait(), again_s)
 
@@ -233,23 +233,23 @@ class Worker:
     async def _claim_some(self) -> tuple[bool, float]:
         """Ask the shards in turn, first the one that woke us, until there are enough jobs or none has work.
 
-        Answers whether there may be more right now: a shard that had too few has entered us as idle, and wakes us. And
-        how soon there may be more although nobody does, in seconds.
+        Answers whether all of them had too few and have entered us as idle, so that they wake us; else there may be
+        more right now. And how soon there may be more although nobody wakes us, in seconds.
         """
         self._work.clear()
         first = self._shards_with_work.pop() if self._shards_with_work else random.randrange(self._broker.shards)
         self._shards_with_work.clear()
-        is_full, again_s = False, _IDLE_CLAIM_S
+        is_idle, again_s = True, _IDLE_CLAIM_S
         for offset in range(self._broker.shards):
             shard = (first + offset) % self._broker.shards
             wanted = self._wanted()
             if wanted <= 0:
-                return True, again_s
+                return False, again_s
             claims = await self._claim(shard, min(wanted, _CLAIM_AT_ONCE))
-            is_full = is_full or not claims.is_idle
+            is_idle = is_idle and claims.is_idle
             if claims.again_ms is not None:
                 again_s = min(again_s, claims.again_ms / 1000)
-        return is_full, again_s
+        return is_idle, again_s
 
     async def _claim(self, shard: int, count: int) -> Claims:
         pace, step_tokens = self._seats.pace, self._engine.capabilities.step_tokens

@@ -182,9 +182,9 @@ if reading_ms > 0 then
   redis.call('PEXPIRE', K.readers .. job, ttl_ms)
 end
 if grace_ms >= 0 then redis.call('ZADD', K.unread, now + reading_ms + grace_ms, job) end
-for _, key in ipairs({ K.deadlines, K.unread }) do keep(key, ttl_ms) end
+for _, key in ipairs({ K.deadlines, K.unread }) do keep_list(key, ttl_ms) end
 enqueue(job, model, band, tag, ttl_ms)
 redis.call('HINCRBY', K.arrived .. model, 'jobs', 1)
 redis.call('HINCRBY', K.arrived .. model, 'tokens', tokens)
-keep(K.arrived .. model, ttl_ms)
+keep_list(K.arrived .. model, ttl_ms)
 return { 'admitted', '0-1', now, standing(subjects, 1, 'requests', 1), standing(subjects, 2, 'tokens', cost) }

@@ -28,11 +28,11 @@ local function open(job, model, here)
   redis.call('ZADD', K.leases, now + ARGV[3], job)
   redis.call('SADD', K.held .. replica, job)
   redis.call('ZREM', K.deadlines, job)
-  keep(K.leases, f[3])
-  keep(K.held .. replica, f[3])
+  keep_list(K.leases, f[3])
+  keep_list(K.held .. replica, f[3])
   if f[7] then -- else an older build has admitted it. The first claim starts its wall time, which goes on over all attempts
     redis.call('ZADD', K.overrun, 'NX', now + f[7], job)
-    keep(K.overrun, f[3])
+    keep_list(K.overrun, f[3])
   end
   local fresh = math.max(f[4] - math.floor(here * TOKENS_PER_BYTE), 1)
   tokens = tokens + fresh

@@ -19,10 +19,16 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
--- Renew a shared key's TTL to at least `ttl_ms`; to twice that, so that most calls need not. PEXPIRE ... GT would leave
--- a key that has no TTL without one.
-local function keep(key, ttl_ms)
-  if redis.call('PTTL', key) < tonumber(ttl_ms) then redis.call('PEXPIRE', key, 2 * ttl_ms) end
+-- Renew a key's TTL to at least `ttl_ms`; PEXPIRE ... GT would leave a key that has no TTL without one. `renewed_ms` is
+-- what it gets then, if that is more.
+local function keep(key, ttl_ms, renewed_ms)
+  if redis.call('PTTL', key) < tonumber(ttl_ms) then redis.call('PEXPIRE', key, renewed_ms or ttl_ms) end
+end
+
+-- The same for a list that every job renews: it gets twice what it needs, so that most calls need not. Not for what a
+-- promise says how long it is kept.
+local function keep_list(key, ttl_ms)
+  keep(key, ttl_ms, 2 * ttl_ms)
 end
 
 local function last_id(job)
@@ -61,7 +67,7 @@ local function serial(ttl_ms)
   local t = redis.call('TIME')
   local n = math.max((redis.call('GET', K.counter) or 0) + 1, t[1] * 1000000 + t[2])
   redis.call('SET', K.counter, text(n), 'KEEPTTL')
-  keep(K.counter, ttl_ms)
+  keep_list(K.counter, ttl_ms)
   return n
 end
 
@@ -85,7 +91,7 @@ end
 -- The replica that runs the job learns at its next tick that something about it changed.
 local function news(replica, job, ttl_ms)
   redis.call('ZADD', K.news .. replica, serial(ttl_ms), job)
-  keep(K.news .. replica, ttl_ms)
+  keep_list(K.news .. replica, ttl_ms)
 end
 
 local function is_served(model, now)
@@ -165,7 +171,7 @@ local function enqueue(job, model, band, tag, ttl_ms)
   redis.call('HSET', K.job .. job, 'place', band)
   count(model, f[2], 1, f[3], f[4])
   redis.call('SADD', K.models, model)
-  for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep(key, ttl_ms) end
+  for _, key in ipairs({ queue, ages, K.load .. model, K.models }) do keep_list(key, ttl_ms) end
   wake(model, f[6])
 end
 
@@ -191,7 +197,7 @@ local function start_tag(model, band, owner, charge, ttl_ms)
   local f = redis.call('HMGET', fair, 'v', 'f:' .. owner, 's:' .. owner)
   local start = math.max(tonumber(f[1] or 0), tonumber(f[2] or 0), tonumber(f[3] or 0))
   redis.call('HSET', fair, 'f:' .. owner, exact(start + charge), 's:' .. owner, exact(start))
-  keep(fair, ttl_ms)
+  keep_list(fair, ttl_ms)
   return start
 end
 

@@ -360,3 +360,14 @@ async def test_a_subscription_whose_host_is_gone_is_made_again(
     await listener.close()
     await broker.close()
     await proxy.close()
+
+
+async def test_what_is_kept_for_a_promised_time_is_kept_no_longer(
+    broker: RedisBroker, redis_client: redis.Redis
+) -> None:
+    job_id = await admit(broker)
+    await claim(broker)
+    await settle(broker, job_id, 1, "1-0")
+    days = [redis_client.ttl(name) / 86_400 for name in redis_client.scan_iter(match="hr:{0000}:usage:*")]
+    assert len(days) == 1
+    assert 34 < days[0] <= 35
