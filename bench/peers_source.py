@@ -1,14 +1,14 @@
 """An upstream that makes tokens at a fixed pace and nothing else: what the routers of `peers.py` forward.
 
 `python bench/peers_source.py PORT INTERVAL_MS`: any POST is answered by an OpenAI chat stream of `max_tokens` tokens,
-the same words as the scripted engine's. One timer serves all streams that are due within a millisecond.
+the same words as the scripted engine's. All streams that are due within
+5 ms are served together, as that engine's are.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import json
 import sys
 import zlib
@@ -19,6 +19,7 @@ FRAME = b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,
 DELTA = b'{"index":0,"delta":{"content":" %08x"},"finish_reason":null}'
 END = FRAME % b'{"index":0,"delta":{},"finish_reason":"length"}' + b"data: [DONE]\n\n"
 BURST = 32
+STEP_S = 0.005
 
 
 class Clock:
@@ -26,28 +27,35 @@ class Clock:
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
-        self._due: list[tuple[float, int, Stream]] = []
-        self._order = itertools.count()
+        self._turns: list[float] = []
+        self._waiting: dict[float, list[tuple[float, Stream]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, at: float, stream: Stream) -> None:
-        heapq.heappush(self._due, (at, next(self._order), stream))
+    def add(self, due: float, stream: Stream) -> None:
+        self._put(due, due, stream)
         self._arm()
+
+    def _put(self, at: float, due: float, stream: Stream) -> None:
+        if at not in self._waiting:
+            self._waiting[at] = []
+            heapq.heappush(self._turns, at)
+        self._waiting[at].append((due, stream))
 
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(self._due[0][0], self._turn) if self._due else None
+        self._timer = asyncio.get_running_loop().call_at(self._turns[0], self._turn) if self._turns else None
 
     def _turn(self) -> None:
         self._timer = None
         now = asyncio.get_running_loop().time() + 0.001
-        due = []
-        while self._due and self._due[0][0] <= now:
-            due.append(heapq.heappop(self._due))
-        for at, _, stream in due:
+        ready = []
+        while self._turns and self._turns[0] <= now:
+            ready += self._waiting.pop(heapq.heappop(self._turns))
+        for due, stream in ready:
             if stream.step():
-                heapq.heappush(self._due, (at + self.interval_s, next(self._order), stream))
+                after = due + self.interval_s
+                self._put(after // STEP_S * STEP_S, after, stream)
         self._arm()
 
 

@@ -129,7 +129,7 @@ class Tick(Struct, frozen=True):
     jobs: list[str]
 
 
-class Append(NamedTuple):
+class Append(Struct, frozen=True, array_like=True, gc=False):
     """One entry on its way into a log.
 
     `usage` comes with the entry that finishes a job's last choice: the msgpack of its `Usage`. Only the end is missing

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, cast
 
 from redis.exceptions import MovedError, ReadOnlyError
 
-from headrace.broker import fitness, functions, keys, messages
+from headrace.broker import fitness, functions, keys, messages, tls
 from headrace.broker.admission import answer, arguments
 from headrace.broker.errors import BrokerDown, BrokerFull
 from headrace.broker.ledger import Ledger
@@ -53,12 +54,18 @@ class RedisBroker:
         self.ledger: Ledger = RedisLedger(self._at, settings.shards)
         self._queue = queue
         self._nodes = Nodes(url, settings)
+        self._suspicion = partial(tls.suspicion, url=url, settings=settings)
         self._is_cluster = settings.cluster
         self._must_be_safe = settings.check_version
 
     async def open(self) -> None:
-        with broker_errors():
-            mode = (await self._nodes.first.redis.info("cluster")).get("cluster_enabled", 0)
+        try:
+            with broker_errors():
+                mode = (await self._nodes.first.redis.info("cluster")).get("cluster_enabled", 0)
+        except BrokerDown as error:
+            if said := self._suspicion(error):
+                raise BrokerDown(said, retry_after_s=_DOWN_RETRY_S) from error
+            raise
         fitness.check_mode(is_cluster=bool(mode), is_expected=self._is_cluster)
         for node in await self._nodes.all():
             with broker_errors():

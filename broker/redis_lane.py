@@ -57,8 +57,7 @@ class RedisLane:
         return b"*3\r\n$8\r\nSPUBLISH\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(channel), channel, len(message), message)
 
     def _append(self, append: Append) -> bytes:
-        job_id, entry_id, data, usage = append
-        key, id = self._logs + job_id.encode(), entry_id.encode()
+        key, id, data, usage = self._logs + append.job_id.encode(), append.entry_id.encode(), append.data, append.usage
         packed = b"*%d\r\n$4\r\nXADD\r\n$%d\r\n%b\r\n$10\r\nNOMKSTREAM\r\n$%d\r\n%b\r\n$1\r\ne\r\n$%d\r\n%b\r\n" % (
             8 if usage else 6, len(key), key, len(id), id, len(data), data
         )  # fmt: skip

@@ -123,7 +123,7 @@ class WorkerSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """A replica's loop."""
 
     tick_s: float = 0.1
-    pace_s: float = 0.005
+    pace_s: float = 0.004
     """Steps are written to the log in batches that follow each other no faster than this; one that is alone is not held
     back."""
     drain_s: float = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +41,25 @@ def _check(field: str, path: str) -> None:
 
 def refusal(error: BaseException) -> str | None:
     """What TLS itself said, in a sentence, if that is why a connection failed."""
-    seen: BaseException | None = error
-    while seen is not None:
+    for seen in _chain(error):
         if isinstance(seen, ssl.SSLCertVerificationError):
             return f"the broker's certificate is not trusted: {seen.verify_message} (redis.url, redis.tls_ca_file)"
         if isinstance(seen, ssl.SSLError):
             said = (seen.reason or str(seen)).replace("_", " ").lower()
             return f"the broker refuses TLS: {said} (redis.tls_cert_file, redis.tls_key_file)"
-        seen = seen.__cause__ or seen.__context__
     return None
+
+
+def suspicion(error: BaseException, url: str, settings: RedisSettings) -> str | None:
+    """Why the first connection may have been reset: a server that misses a certificate hangs up while the login is on
+    its way, and what it says of that is often lost."""
+    is_bare = url.startswith("rediss://") and settings.tls_cert_file is None
+    if is_bare and any(isinstance(seen, ConnectionResetError | BrokenPipeError) for seen in _chain(error)):
+        return "the broker refuses TLS: it hangs up, so it may want a certificate (redis.tls_cert_file)"
+    return None
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 _EARLY = 2
 """The first entries of an attempt are shown at once; the second is its first token, if `Started` went alone."""
 _MUTE_S = 1.0
+_NOW = -math.inf
 _AT_ONCE = 100
 """Logs that are asked, or entries that are sent again, in one round trip after a break."""
 _FULL_S = 5.0
@@ -145,7 +147,8 @@ class LogWriter:
     """See the module. `run` is the one task that talks to the shard; it ends when it is cancelled.
 
     Batches follow each other no faster than `pace_s` in the long run; one may be early, and what is urgent (a first
-    token, an end) does not wait. To wake three processes costs more than most batches do.
+    token, an end) does not wait. Hints go with the next entries, where these follow closely. To wake three processes
+    costs more than most batches do.
     """
 
     def __init__(self, broker: Broker, shard: int, pace_s: float = 0.0) -> None:
@@ -159,8 +162,11 @@ class LogWriter:
         """Pods that had no connection when they were last told, by the time until which they are told nothing."""
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        """When the next batch is due, were they written evenly; one may be early. time.monotonic's seconds."""
+        self._at = math.inf
+        """When the next batch is to be written; infinite if nothing waits. Times are time.monotonic's seconds."""
+        self._due = self._entries_at = self._hints_at = self._wrote_at = 0.0
+        """When the next batch is due, were they written evenly (one may be early); when it may be written with entries,
+        or with hints alone; and when the last one was written."""
         self._tracks: dict[str, Track] = {}
         self._outage = Outage(log, "append_failed", "the logs cannot be written")
 
@@ -190,17 +196,29 @@ class LogWriter:
 
     def wake(self, track: Track, *, is_urgent: bool = True) -> None:
         self._ready[track.job_id] = track
-        self._schedule(is_urgent=is_urgent)
+        at = _NOW if is_urgent else self._entries_at
+        if at < self._at:
+            self._schedule(at)
 
-    def _schedule(self, *, is_urgent: bool = False) -> None:
-        """Write at once, or when the pace allows it: what comes meanwhile goes with it, in one wake-up of all."""
-        if self._wake.is_set() or (self._timer is not None and not is_urgent):
-            return
-        wait_s = self._due - self._pace_s - time.monotonic()
-        if is_urgent or wait_s <= 0:
+    def _schedule(self, at: float) -> None:
+        """Write then, which is earlier than was meant: what comes until then goes with it, in one wake-up of all."""
+        self._at = at
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wait_s = at - time.monotonic()
+        if wait_s <= 0:
             self._wake.set()
         else:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
+
+    def _pace(self, now: float) -> None:
+        """A batch is written now; find when the next one may be."""
+        pace_s, is_close = self._pace_s, now - self._wrote_at < 2 * self._pace_s
+        self._due = min(max(self._due, now), now + pace_s) + pace_s  # urgent ones in a row delay nobody
+        self._entries_at = self._due - pace_s
+        self._hints_at = now + 1.5 * pace_s if is_close else self._entries_at
+        self._wrote_at, self._at = now, math.inf
 
     async def run(self) -> None:
         try:
@@ -223,7 +241,7 @@ class LogWriter:
             self._timer.cancel()
             self._timer = None
         now = time.monotonic()
-        self._due = min(max(self._due, now), now + self._pace_s) + self._pace_s  # urgent ones in a row delay nobody
+        self._pace(now)
         writers = [track for track in tracks if track.pending and not track.is_lost]
         appends = [self._take(track, now) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
@@ -278,7 +296,9 @@ class LogWriter:
         for pod in track.readers:
             if pod not in self._muted:
                 self._hints.setdefault(pod, []).append(append)
-                self._schedule(is_urgent=track.acked <= _EARLY)
+                at = _NOW if track.acked <= _EARLY else self._hints_at
+                if at < self._at:
+                    self._schedule(at)
 
     # -- after a break --------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Job, Message, Tool, ToolCallDelta
@@ -100,10 +101,10 @@ class CallParser:
             self._kind = "call" if self._held.startswith("{") else "words"
         if self._kind != "call":
             text, self._held = self._held, ""
-            return step._replace(text=text)
+            return structs.replace(step, text=text)
         deltas = self._deltas(is_last=step.end is not None)
         is_whole = step.end == "eos" and not self._openings
-        return step._replace(text="", tool_calls=deltas or None, end="tool_calls" if is_whole else step.end)
+        return structs.replace(step, text="", tool_calls=deltas or None, end="tool_calls" if is_whole else step.end)
 
     def _text(self, tokens: Sequence[Token]) -> str:
         return "".join([self._decode(token.piece) for token in tokens if not token.is_special])

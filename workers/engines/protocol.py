@@ -8,7 +8,7 @@ calls `emit` on the event loop's thread, once per step and sequence, and no task
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -16,7 +16,7 @@ from msgspec import Struct
 from headrace.broker.messages import Job, Result, TokenLogprob, ToolCallDelta
 
 
-class Token(NamedTuple):
+class Token(Struct, frozen=True, gc=False):
     """One token: its id in the model's vocabulary, its bytes (maybe part of a character), and whether it is control."""
 
     id: int
@@ -24,7 +24,7 @@ class Token(NamedTuple):
     is_special: bool = False
 
 
-class Step(NamedTuple):
+class Step(Struct, frozen=True, gc=False):
     """What one engine step added to one sequence; the last step of a sequence says why it ended.
 
     `eos`: the model ended it (the token that says so is not among `tokens`); `limit`: no tokens are left to make;

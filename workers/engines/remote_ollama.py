@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Chat, Constraint, JsonObject, JsonSchema, Text, ToolCallDelta
@@ -152,4 +152,4 @@ class OllamaReader:
         end = self._tally.last(
             "limit" if last.done_reason == "length" else "eos", last.prompt_eval_count, last.eval_count
         )
-        return end._replace(end="tool_calls") if self._calls and end.end == "eos" else end
+        return structs.replace(end, end="tool_calls") if self._calls and end.end == "eos" else end

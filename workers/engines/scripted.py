@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-import itertools
 import time
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Literal
+
+from msgspec import structs
 
 from headrace.broker.errors import BadRequest, ContextLengthExceeded, EngineFailed
 from headrace.broker.messages import Alternative, Batch, Chat, Job, Prompt, Result, Text, TokenLogprob
@@ -27,6 +28,8 @@ DEFAULT_TOKENS = 64
 """How many tokens it makes when no limit is given."""
 
 _RESOLUTION_S = 0.001
+_STEP_S = 0.005
+"""A step makes the tokens of all sequences that are due within it: engines with continuous batching go in lockstep."""
 _LN_HALF = -0.6931471805599453
 _BURST = 32  # tokens per sequence and turn at rate 0, so that the loop still turns
 
@@ -98,6 +101,7 @@ class _Sequence:
         self.due = 0.0
         self.cached_tokens = 0
         """What its first step is to tell."""
+        self.has_logprobs = job.logprobs is not None
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -110,7 +114,7 @@ def _tell_cached(sequence: _Sequence) -> None:
 
     def first(step: Step) -> None:
         sequence.emit = emit
-        emit(step._replace(cached_tokens=cached))
+        emit(structs.replace(step, cached_tokens=cached))
 
     sequence.emit, sequence.cached_tokens = first, 0
 
@@ -124,8 +128,11 @@ class ScriptedEngine:
         self._script = [part.token.piece for part in self._script_parts]
         self._is_plain = all(part.delta is None and part.reasoning is None for part in self._script_parts)
         self._interval_s = 1 / model.tokens_per_s if model.tokens_per_s else 0.0
-        self._due: list[tuple[float, int, _Sequence]] = []
-        self._order = itertools.count()
+        self._burst = 1 if self._interval_s else _BURST
+        self._grid_s = min(_STEP_S, self._interval_s or _STEP_S)
+        self._turns: list[float] = []
+        """When there is something to do, a heap; and what, by these times."""
+        self._waiting: dict[float, list[_Sequence]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._cache = PrefixCache(model.cache_tokens)
         self._prefilled_until = 0.0
@@ -181,7 +188,8 @@ class ScriptedEngine:
     def start(self, generation: Generation, emit: Callable[[Step], None], fail: Callable[[Exception], None]) -> Run:
         sequence = _Sequence(generation, emit, fail, self._parts(generation.job, generation.choice))
         sequence.stop_index = max(sequence.index, self._stop_index(sequence))
-        self._schedule(sequence, self._prefilled_at(sequence))
+        sequence.due = self._prefilled_at(sequence)
+        self._schedule(sequence, sequence.due)
         self._arm()
         return sequence
 
@@ -203,7 +211,7 @@ class ScriptedEngine:
 
     def figures(self) -> Figures:
         """A turn that makes tokens is a step."""
-        running = sum(not sequence.is_cancelled for _, _, sequence in self._due)
+        running = sum(not sequence.is_cancelled for waiting in self._waiting.values() for sequence in waiting)
         room = self._model.slots * self._model.context_tokens
         return Figures(running, None, self._steps, self._step_s, room)
 
@@ -213,41 +221,46 @@ class ScriptedEngine:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._due.clear()
+        self._turns.clear()
+        self._waiting.clear()
 
     # -- the steps ------------------------------------------------------------------------------------------------
 
-    def _schedule(self, sequence: _Sequence, due: float) -> None:
-        sequence.due = due
-        heapq.heappush(self._due, (due, next(self._order), sequence))
+    def _schedule(self, sequence: _Sequence, at: float) -> None:
+        if waiting := self._waiting.get(at):
+            waiting.append(sequence)
+        else:
+            self._waiting[at] = [sequence]
+            heapq.heappush(self._turns, at)
 
     def _arm(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._due:
+        if self._turns:
             loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(max(self._due[0][0], loop.time()), self._turn)
+            self._timer = loop.call_at(max(self._turns[0], loop.time()), self._turn)
 
     def _turn(self) -> None:
-        """Make every token that is due by now, or within the timer's resolution."""
+        """Make every token whose turn it is by now, or within the timer's resolution."""
         self._timer = None
         began_at = time.perf_counter()
         now = asyncio.get_running_loop().time() + _RESOLUTION_S
-        due: list[_Sequence] = []
-        while self._due and self._due[0][0] <= now:
-            due.append(heapq.heappop(self._due)[2])
-        if self._is_hung(len(due)):
+        ready: list[_Sequence] = []
+        while self._turns and self._turns[0] <= now:
+            ready += self._waiting.pop(heapq.heappop(self._turns))
+        if self._is_hung(len(ready)):
             return
-        for sequence in due:
+        for sequence in ready:
             try:
                 if sequence.cached_tokens:
                     _tell_cached(sequence)
                 if not sequence.is_cancelled and self._step(sequence):
-                    self._schedule(sequence, sequence.due + self._interval_s)
+                    sequence.due += self._interval_s
+                    self._schedule(sequence, sequence.due // self._grid_s * self._grid_s)
             except Exception as error:  # noqa: BLE001  # of whoever listens: the other sequences go on
                 sequence.fail(error)
-        self._steps += bool(due)
+        self._steps += bool(ready)
         self._step_s += time.perf_counter() - began_at
         self._arm()
 
@@ -263,15 +276,23 @@ class ScriptedEngine:
         if sequence.parts is not None:
             return self._say(sequence, sequence.parts)
         first = sequence.index
-        sequence.index = min(sequence.stop_index, first + (1 if self._interval_s else _BURST))
-        tokens = [self.token(self._id(sequence, index)) for index in range(first, sequence.index)]
-        is_last = sequence.index == sequence.stop_index
-        if is_last and self._model.script_end == "error" and self._script and self._is_out(sequence):
+        sequence.index = last = min(sequence.stop_index, first + self._burst)
+        if last == first + 1:
+            tokens = [self._made(sequence, first)]
+        else:
+            tokens = [self._made(sequence, index) for index in range(first, last)]
+        if last == sequence.stop_index:
+            self._emit_last(sequence, tokens)
+            return False
+        sequence.emit(Step(tokens, self._logprobs(sequence, tokens) if sequence.has_logprobs else None))
+        return True
+
+    def _emit_last(self, sequence: _Sequence, tokens: list[Token]) -> None:
+        if self._model.script_end == "error" and self._script and self._is_out(sequence):
             sequence.emit(Step(tokens))
             sequence.fail(EngineFailed("the scripted engine was told to fail"))
-            return False
-        sequence.emit(Step(tokens, self._logprobs(sequence, tokens), self._end(sequence) if is_last else None))
-        return not is_last
+        else:
+            sequence.emit(Step(tokens, self._logprobs(sequence, tokens), self._end(sequence)))
 
     def _parts(self, job: Job, choice: int) -> list[Part] | None:
         """What a choice says in place of the oracle's words or a plain script; raises BadRequest if it cannot."""
@@ -297,7 +318,7 @@ class ScriptedEngine:
             sequence.emit(Step([], end=end))
         else:
             step = step_of(parts[at], words(generation.job, generation.choice), None if is_error else end)
-            sequence.emit(step._replace(logprobs=self._logprobs(sequence, step.tokens)))
+            sequence.emit(structs.replace(step, logprobs=self._logprobs(sequence, step.tokens)))
         if is_error:
             sequence.fail(EngineFailed("the scripted engine was told to fail"))
         return not is_last
@@ -331,8 +352,12 @@ class ScriptedEngine:
         is_limited = bool(self._script) and self._model.script_end == "limit"
         return "eos" if self._is_out(sequence) and not is_limited else "limit"
 
-    def _id(self, sequence: _Sequence, index: int) -> int:
-        return index if self._script else zlib.crc32(b"%d" % index, sequence.root)
+    def _made(self, sequence: _Sequence, index: int) -> Token:
+        """A token of a sequence: of the script, or the oracle's."""
+        if self._script:
+            return self.token(index)
+        token_id = zlib.crc32(b"%d" % index, sequence.root)
+        return Token(token_id, b" %08x" % token_id)
 
     def _logprobs(self, sequence: _Sequence, tokens: Sequence[Token]) -> list[TokenLogprob] | None:
         """Made up, but fixed: the chosen token has probability 1/2, those of the next ids 1/4, 1/8 and so on."""
