@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headrace.api import auth, origins, ratelimit, request_log, requests, wire
+from headrace.api.access import access_of
 from headrace.api.pod import Pod
 from headrace.api.reply import retry_after
 from headrace.api.routes import ROUTERS
@@ -66,7 +67,8 @@ def create_app(settings: Settings, broker: Broker, url: str = "", models: Models
 
 async def _on_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
-    metrics.REJECTIONS.labels(error.code).inc()
+    if access_of(auth.path_of(request)) != "open":  # a probe is no request, though it is told no
+        metrics.REJECTIONS.labels(error.code).inc()
     form = wire.of_path(request.url.path)
     status, headers = status_of(form, error), dict(retry_after(error))
     if job_id := getattr(request.state, "job_id", None):

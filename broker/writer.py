@@ -10,22 +10,21 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from headrace.broker import keys, messages, metrics
+from headrace.broker import keys, messages, metrics, rhythm
 from headrace.broker.errors import BrokerDown, BrokerFull
-from headrace.broker.messages import Ended, Entry, Event, Failure, Usage
+from headrace.broker.messages import Ended, Entry, Event, Failure, Started, Usage
 from headrace.broker.outage import Outage
 from headrace.broker.protocol import Append, Broker, Hint, Position, Settle, Written
+from headrace.broker.rhythm import Rhythm
 
 log = logging.getLogger(__name__)
 
 _EARLY = 2
 """The first entries of an attempt are shown at once; the second is its first token, if `Started` went alone."""
 _MUTE_S = 1.0
-_NOW = -math.inf
 _AT_ONCE = 100
 """Logs that are asked, or entries that are sent again, in one round trip after a break."""
 _FULL_S = 5.0
@@ -107,6 +106,12 @@ class Track:
             self.usage = usage or self.usage
             self._writer.wake(self, is_urgent=is_urgent)
 
+    def begin(self, started: Started) -> None:
+        """Write this with the first step, if that comes within a pace: else that would have to wait for its answer."""
+        if not self.is_lost:
+            self.pending.append(started)
+            self._writer.wake_late(self)
+
     def settle(self, ended: Ended) -> asyncio.Future[Written]:
         """Append the terminal entry after all others; the answer says whether it is ours that stands."""
         self.settled = asyncio.get_running_loop().create_future()
@@ -146,13 +151,11 @@ class Track:
 class LogWriter:
     """See the module. `run` is the one task that talks to the shard; it ends when it is cancelled.
 
-    Batches follow each other no faster than `pace_s` in the long run; one may be early, and what is urgent (a first
-    token, an end) does not wait. Hints go with the next entries, where these follow closely. To wake three processes
-    costs more than most batches do.
+    Batches follow each other no faster than `pace_s`, see `rhythm`.
     """
 
     def __init__(self, broker: Broker, shard: int, pace_s: float = 0.0) -> None:
-        self._pace_s = pace_s
+        self._rhythm = Rhythm(pace_s)
         self._broker = broker
         self._shard = shard
         self._lane = broker.lane(shard)
@@ -160,13 +163,6 @@ class LogWriter:
         self._hints: dict[str, list[Append]] = {}
         self._muted: dict[str, float] = {}
         """Pods that had no connection when they were last told, by the time until which they are told nothing."""
-        self._wake = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._at = math.inf
-        """When the next batch is to be written; infinite if nothing waits. Times are time.monotonic's seconds."""
-        self._due = self._entries_at = self._hints_at = self._wrote_at = 0.0
-        """When the next batch is due, were they written evenly (one may be early); when it may be written with entries,
-        or with hints alone; and when the last one was written."""
         self._tracks: dict[str, Track] = {}
         self._outage = Outage(log, "append_failed", "the logs cannot be written")
 
@@ -196,34 +192,16 @@ class LogWriter:
 
     def wake(self, track: Track, *, is_urgent: bool = True) -> None:
         self._ready[track.job_id] = track
-        at = _NOW if is_urgent else self._entries_at
-        if at < self._at:
-            self._schedule(at)
+        self._rhythm.ask(rhythm.NOW if is_urgent else self._rhythm.entries_at)
 
-    def _schedule(self, at: float) -> None:
-        """Write then, which is earlier than was meant: what comes until then goes with it, in one wake-up of all."""
-        self._at = at
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        wait_s = at - time.monotonic()
-        if wait_s <= 0:
-            self._wake.set()
-        else:
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._wake.set)
-
-    def _pace(self, now: float) -> None:
-        """A batch is written now; find when the next one may be."""
-        pace_s, is_close = self._pace_s, now - self._wrote_at < 2 * self._pace_s
-        self._due = min(max(self._due, now), now + pace_s) + pace_s  # urgent ones in a row delay nobody
-        self._entries_at = self._due - pace_s
-        self._hints_at = now + 1.5 * pace_s if is_close else self._entries_at
-        self._wrote_at, self._at = now, math.inf
+    def wake_late(self, track: Track) -> None:
+        self._ready[track.job_id] = track
+        self._rhythm.ask(self._rhythm.late_at(time.monotonic()))
 
     async def run(self) -> None:
         try:
             while True:
-                await self._wake.wait()
+                await self._rhythm.wake.wait()
                 try:
                     await self._flush()
                 except BrokerDown as error:
@@ -236,13 +214,9 @@ class LogWriter:
     async def _flush(self) -> None:
         tracks, hints = list(self._ready.values()), self._hints
         self._ready, self._hints = {}, {}
-        self._wake.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         now = time.monotonic()
-        self._pace(now)
         writers = [track for track in tracks if track.pending and not track.is_lost]
+        self._rhythm.begin(now, has_entries=bool(writers))
         appends = [self._take(track, now) for track in writers]
         enders = [track for track in tracks if track.ending is not None and track.is_clear and not track.is_lost]
         started = time.perf_counter()
@@ -296,9 +270,7 @@ class LogWriter:
         for pod in track.readers:
             if pod not in self._muted:
                 self._hints.setdefault(pod, []).append(append)
-                at = _NOW if track.acked <= _EARLY else self._hints_at
-                if at < self._at:
-                    self._schedule(at)
+                self._rhythm.ask(rhythm.NOW if track.acked <= _EARLY else self._rhythm.hints_at)
 
     # -- after a break --------------------------------------------------------------------------------------------
 

@@ -102,7 +102,7 @@ class JobRun:
             return
         if self.is_ending or self.track.is_lost:
             return
-        self.track.append([Started(self._prompt_tokens, self._cached_tokens)])  # it may go with the first token
+        self.track.begin(Started(self._prompt_tokens, self._cached_tokens))
         self._seat.begin()
         self._trace.started()
         for index, choice in enumerate(self._choices):

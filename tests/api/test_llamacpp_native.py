@@ -13,7 +13,7 @@ from headrace.broker.errors import BadRequest
 from headrace.broker.messages import Grammar, JsonSchema, Text, Tokens
 from headrace.broker.settings import ApiSettings
 from tests.api.conftest import Deploy
-from tests.api.deployment import Answer, Deployment
+from tests.api.deployment import Answer, Deployment, count
 from tests.workers.replicas import oracle_text
 
 
@@ -191,8 +191,10 @@ async def test_what_the_registry_knows(deploy: Deploy) -> None:
 
 async def test_health_is_bad_while_no_replica_is_ready(deploy: Deploy) -> None:
     up = await deploy(workers=0)
+    refused = count("headrace_rejections_total", reason="no_capacity")
     answer = await up.ask("GET", "/health")
     assert (answer.status, error_of(answer)["type"]) == (503, "unavailable_error")
+    assert count("headrace_rejections_total", reason="no_capacity") == refused  # probes burn no error budget
 
 
 def test_the_small_routes_read_their_bodies_strictly() -> None:

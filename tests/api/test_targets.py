@@ -18,7 +18,7 @@ SETTINGS = Settings([ScriptedModel(name="targets")], queue=QUEUE)
 
 
 async def test_every_pod_lists_pods_and_replicas_that_are_there(deploy: Deploy) -> None:
-    up = await deploy(queue={"lease_s": 0.5}, pods=2, workers=0)
+    up = await deploy(queue={"lease_s": 2.0}, pods=2, workers=0)
     await up.broker.present(
         "replicas", "r-1", "scripted", {"model": "scripted", "metrics": "10.0.0.7:9100", "host": "h"}
     )
