@@ -1,8 +1,7 @@
 """An upstream that makes tokens at a fixed pace and nothing else: what the routers of `peers.py` forward.
 
 `python bench/peers_source.py PORT INTERVAL_MS`: any POST is answered by an OpenAI chat stream of `max_tokens` tokens,
-the same words as the scripted engine's. All streams that are due within
-5 ms are served together, as that engine's are.
+the same words as the scripted engine's. Streams that are due within 5 ms are served together, as that engine's are.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from headrace.broker.errors import BrokerDown
-from headrace.broker.messages import Delta, Ended
+from headrace.broker.messages import Delta, Ended, Started
 from headrace.broker.protocol import Broker, Claim
 from headrace.broker.writer import LogWriter, Track
 from tests.broker.steps import Ears, admit, claim, end_of, ids_of, last_id, log_of, tokens_of, unknown_id
@@ -256,6 +256,40 @@ async def test_a_deaf_pod_is_told_nothing_for_a_second_and_then_again(writing: W
 
     await eventually(is_heard)
     assert 0.9 < loop.time() - muted_at < 2.0
+
+
+async def test_hints_go_with_the_next_entries_where_these_follow_closely(broker: Broker, ears: Ears) -> None:
+    faults = FaultyBroker(broker)
+    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
+    running = asyncio.create_task(writer.run())
+    pod = await ears.pod(broker, "p")
+    track = Writing(broker, faults, writer).open((await claim_one(broker)).job.id, readers=["p"])
+    for index in range(3):
+        track.append([delta(index)], is_urgent=True)
+        await track.clear()
+    await eventually(lambda: pod.ids == ["1-1", "1-2"])  # the first ones are shown at once
+    assert [len(sent.appends) for sent in faults.sent if sent.appends] == [1, 1, 1]
+    track.append([delta(3)], is_urgent=True)
+    await eventually(lambda: pod.ids == ["1-1", "1-2", "1-3"])
+    assert (len(faults.sent[-1].hints), len(faults.sent[-1].appends)) == (1, 1)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_what_an_attempt_begins_with_goes_with_its_first_step(broker: Broker) -> None:
+    faults = FaultyBroker(broker)
+    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
+    running = asyncio.create_task(writer.run())
+    track = Writing(broker, faults, writer).open((await claim_one(broker)).job.id)
+    track.begin(Started(3))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert faults.sent == []
+    track.append([delta(0)], is_urgent=True)
+    await track.clear()
+    assert await ids_of(broker, track.job_id) == ["0-1", "1-0", "1-1"]
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_readers_that_change_are_told_from_then_on(writing: Writing, ears: Ears) -> None:
