@@ -24,8 +24,6 @@ from headrace.broker.tail import Reader
 log = logging.getLogger(__name__)
 
 _PROBE_S = 0.1
-_LAG_EVERY = 15
-"""The lag is observed of one pushed entry in 16, the first among them: that is dearer than to write one."""
 
 
 class StreamReply(Reply):
@@ -170,9 +168,7 @@ class StreamReply(Reply):
         if frames := self._frames(entry):
             self.connection.write_chunk(frames[0] if len(frames) == 1 else b"".join(frames))
             self._beat_at = time.monotonic() + self._beat_every_s
-            if not self._writes & _LAG_EVERY:
-                self._observe_lag(entry)
-            self._writes += 1
+            self._observe_lag(entry)
         else:
             self.subject.stages.note(entry)  # another attempt, it may be
         return True
@@ -190,7 +186,10 @@ class StreamReply(Reply):
         ]
 
     def _observe_lag(self, entry: ReadEntry) -> None:
-        metrics.RELAY_LAG.observe(max(0.0, time.time() - (self.subject.stages.enqueued_ms + entry.at_ms) / 1000))
+        """Of one write in 16: it is dearer than the write."""
+        if not self._writes & 15:
+            metrics.RELAY_LAG.observe(max(0.0, time.time() - (self.subject.stages.enqueued_ms + entry.at_ms) / 1000))
+        self._writes += 1
 
     def _first_new_frame(self, entry: ReadEntry, count: int) -> int:
         """How many of an entry's `count` frames the client has; raises LogLost if its position is none of this log."""

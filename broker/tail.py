@@ -117,16 +117,18 @@ class Reader:
         if self.is_behind:
             self._passed_over = max(self._passed_over, entry.id, key=keys.position)
             return
-        if entry.id != self._next_id:
+        is_next = entry.id == self._next_id
+        if not is_next:
             how = follow(self.position, entry)
             if how == "old":
                 return
-            self.is_behind = how != "next" or not self._is_proven(entry)
-        self.is_behind = self.is_behind or len(self._kept) >= _KEEP
-        if not self.is_behind:
+            is_next = how == "next" and self._is_proven(entry)
+        if is_next and len(self._kept) < _KEEP:
             if self._is_taken(entry):
                 return
             self._kept.append(entry)
+        else:
+            self.is_behind = True
         self.wake()
 
     def begin(self, first: ReadEntry) -> None:

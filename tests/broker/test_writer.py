@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
@@ -37,14 +38,27 @@ class Writing:
         return self.open(claimed.job.id, claimed.attempt, readers)
 
 
+@asynccontextmanager
+async def running(broker: Broker, pace_s: float = 0.0) -> AsyncIterator[Writing]:
+    faults = FaultyBroker(broker)
+    writer = LogWriter(faults.broker, 0, pace_s)
+    task = asyncio.create_task(writer.run())
+    yield Writing(broker, faults, writer)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.fixture
 async def writing(broker: Broker) -> AsyncIterator[Writing]:
-    faults = FaultyBroker(broker)
-    writer = LogWriter(faults.broker, 0)
-    running = asyncio.create_task(writer.run())
-    yield Writing(broker, faults, writer)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    async with running(broker) as begun:
+        yield begun
+
+
+@pytest.fixture
+async def paced(broker: Broker) -> AsyncIterator[Writing]:
+    """At a pace of an hour: a batch is early, or urgent, or not written."""
+    async with running(broker, 3600.0) as begun:
+        yield begun
 
 
 async def claim_one(broker: Broker) -> Claim:
@@ -86,12 +100,9 @@ async def test_what_is_appended_while_a_batch_is_under_way_is_one_entry(writing:
 
 
 async def test_steps_that_come_faster_than_the_pace_share_batches_and_what_is_urgent_does_not_wait(
-    broker: Broker,
+    paced: Writing,
 ) -> None:
-    faults = FaultyBroker(broker)
-    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
-    running = asyncio.create_task(writer.run())
-    tracks = [Writing(broker, faults, writer).open((await claim_one(broker)).job.id) for _ in range(2)]
+    tracks, faults = [await paced.track() for _ in range(2)], paced.faults
     for track in tracks:  # the first batch and one that is early
         track.append([delta(0)])
         await track.clear()
@@ -102,10 +113,8 @@ async def test_steps_that_come_faster_than_the_pace_share_batches_and_what_is_ur
     tracks[1].append([delta(1)], is_urgent=True)
     await asyncio.gather(*(track.clear() for track in tracks))
     assert len(faults.sent) == 3
-    assert await ids_of(broker, tracks[0].job_id) == ["0-1", "1-0", "1-1", "1-2"]
+    assert await ids_of(paced.broker, tracks[0].job_id) == ["0-1", "1-0", "1-1", "1-2"]
     assert await tracks[0].settle(DONE) == "ok"
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -258,12 +267,9 @@ async def test_a_deaf_pod_is_told_nothing_for_a_second_and_then_again(writing: W
     assert 0.9 < loop.time() - muted_at < 2.0
 
 
-async def test_hints_go_with_the_next_entries_where_these_follow_closely(broker: Broker, ears: Ears) -> None:
-    faults = FaultyBroker(broker)
-    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
-    running = asyncio.create_task(writer.run())
-    pod = await ears.pod(broker, "p")
-    track = Writing(broker, faults, writer).open((await claim_one(broker)).job.id, readers=["p"])
+async def test_hints_go_with_the_next_entries_where_these_follow_closely(paced: Writing, ears: Ears) -> None:
+    pod = await ears.pod(paced.broker, "p")
+    track, faults = await paced.track("p"), paced.faults
     for index in range(3):
         track.append([delta(index)], is_urgent=True)
         await track.clear()
@@ -272,24 +278,17 @@ async def test_hints_go_with_the_next_entries_where_these_follow_closely(broker:
     track.append([delta(3)], is_urgent=True)
     await eventually(lambda: pod.ids == ["1-1", "1-2", "1-3"])
     assert (len(faults.sent[-1].hints), len(faults.sent[-1].appends)) == (1, 1)
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_what_an_attempt_begins_with_goes_with_its_first_step(broker: Broker) -> None:
-    faults = FaultyBroker(broker)
-    writer = LogWriter(faults.broker, 0, pace_s=3600.0)
-    running = asyncio.create_task(writer.run())
-    track = Writing(broker, faults, writer).open((await claim_one(broker)).job.id)
+async def test_what_an_attempt_begins_with_goes_with_its_first_step(paced: Writing) -> None:
+    track = await paced.track()
     track.begin(Started(3))
     for _ in range(9):
         await asyncio.sleep(0)
-    assert faults.sent == []
+    assert paced.faults.sent == []
     track.append([delta(0)], is_urgent=True)
     await track.clear()
-    assert await ids_of(broker, track.job_id) == ["0-1", "1-0", "1-1"]
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    assert await ids_of(paced.broker, track.job_id) == ["0-1", "1-0", "1-1"]
 
 
 async def test_readers_that_change_are_told_from_then_on(writing: Writing, ears: Ears) -> None:

@@ -101,7 +101,6 @@ class _Sequence:
         self.due = 0.0
         self.cached_tokens = 0
         """What its first step is to tell."""
-        self.has_logprobs = job.logprobs is not None
         self.is_cancelled = False
 
     def cancel(self) -> None:
@@ -277,14 +276,11 @@ class ScriptedEngine:
             return self._say(sequence, sequence.parts)
         first = sequence.index
         sequence.index = last = min(sequence.stop_index, first + self._burst)
-        if last == first + 1:
-            tokens = [self._made(sequence, first)]
-        else:
-            tokens = [self._made(sequence, index) for index in range(first, last)]
+        tokens = [self._made(sequence, index) for index in range(first, last)]
         if last == sequence.stop_index:
             self._emit_last(sequence, tokens)
             return False
-        sequence.emit(Step(tokens, self._logprobs(sequence, tokens) if sequence.has_logprobs else None))
+        sequence.emit(Step(tokens, self._logprobs(sequence, tokens)))
         return True
 
     def _emit_last(self, sequence: _Sequence, tokens: list[Token]) -> None:
